@@ -1,0 +1,3 @@
+//! The command `mlx-bun`.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! Chat templates: Jinja as transformers renders it.

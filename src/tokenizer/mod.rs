@@ -1,0 +1,3 @@
+//! Text to token ids and back.
+
+pub mod chat_template;
