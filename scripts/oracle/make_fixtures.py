@@ -121,15 +121,17 @@ MIX_DEFAULT = {"group_size": 32, "bits": 4, "mode": "affine"}
 MIX_UNQUANTIZED = "model.layers.3.self_attn.o_proj"
 
 
-def values(name, shape, adds_one):
+def values(name, shape, gemma):
     """Random float32 entries whose scale suits what the tensor is, so that logits are spread and tokens vary."""
     draw = np.random.default_rng([SEED, zlib.crc32(name.encode())]).standard_normal(shape).astype(np.float32)
     if "norm" in name:
-        return draw * np.float32(0.2) + np.float32(0.0 if adds_one else 1.0)
+        # Gemma adds 1 itself. Its embeddings are scaled up and tied: without louder blocks it repeats its input.
+        mean = 1.0 if not gemma else 8.0 if name == "model.norm.weight" else 1.5 if ".post_" in name else 0.0
+        return draw * np.float32(0.2) + np.float32(mean)
     if name.endswith("bias"):
         return draw * np.float32(0.3)
     if "embed_tokens" in name:
-        return draw * np.float32(0.35)
+        return draw * np.float32(0.05 if gemma else 0.35)
     return draw * np.float32(2.5 / np.sqrt(shape[-1]))
 
 
@@ -138,9 +140,9 @@ def random_model(config, dtype):
     model = model_class(args_class.from_dict(config))
     if config["model_type"] == "gemma3_text" and config["tie_word_embeddings"]:
         model.sanitize({})
-    adds_one = config["model_type"].startswith("gemma")
+    gemma = config["model_type"].startswith("gemma")
     shapes = {name: array.shape for name, array in tree_flatten(model.parameters())}
-    weights = [(name, mx.array(values(name, shape, adds_one))) for name, shape in shapes.items()]
+    weights = [(name, mx.array(values(name, shape, gemma))) for name, shape in shapes.items()]
     model.load_weights(weights, strict=True)
     model.set_dtype(getattr(mx, dtype))
     return model
