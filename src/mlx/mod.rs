@@ -11,6 +11,8 @@ mod device;
 mod dtype;
 mod error;
 pub mod fast;
+#[cfg(target_os = "linux")]
+pub mod kernel;
 pub mod memory;
 mod ops;
 mod quantized;
