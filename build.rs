@@ -1,0 +1,20 @@
+//! Compiles the C++ primitive that puts our CPU kernels into MLX's graph (Linux; see native/cpu_kernel.cpp).
+
+use std::env;
+
+fn main() {
+    println!("cargo:rerun-if-changed=native/cpu_kernel.cpp");
+    if env::var("CARGO_CFG_TARGET_OS").as_deref() != Ok("linux") {
+        return;
+    }
+    let Some(include) = env::var_os("DEP_MLX_INCLUDE") else {
+        println!("cargo:warning=libmlx is not set up: run ./scripts/setup.py runtime");
+        return;
+    };
+    let mut build = cc::Build::new();
+    build.cpp(true).std("c++20").warnings(false).file("native/cpu_kernel.cpp");
+    for folder in env::split_paths(&include) {
+        build.flag("-isystem").flag(folder);
+    }
+    build.compile("mlx_bun_cpu_kernel");
+}

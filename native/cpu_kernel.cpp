@@ -1,0 +1,188 @@
+// A primitive of MLX's lazy graph whose CPU evaluation calls a Rust function.
+//
+// The function runs on the stream's own thread, in order with MLX's operations; arrays reach it as they lie in
+// memory, strides included. It must not unwind: it returns null, or a message (allocated with malloc) that
+// becomes an exception of the evaluation.
+
+#include <mlx/backend/cpu/encoder.h>
+#include <mlx/mlx.h>
+#include <mlx/primitives.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace mx = mlx::core;
+
+extern "C" {
+
+// An array as the kernel sees it; shape and strides (in elements) have ndim entries.
+struct MlxBunView {
+  void* data;
+  const int32_t* shape;
+  const int64_t* strides;
+  int32_t ndim;
+  int32_t dtype;
+};
+
+struct MlxBunOutput {
+  const int32_t* shape;
+  int32_t ndim;
+  int32_t dtype;
+};
+
+typedef char* (*MlxBunCall)(
+    void* kernel,
+    const MlxBunView* inputs,
+    size_t input_count,
+    const MlxBunView* outputs,
+    size_t output_count);
+typedef void (*MlxBunDrop)(void* kernel);
+
+// mlx-c's handles: a pointer to the object.
+struct MlxBunArray {
+  void* ctx;
+};
+struct MlxBunStream {
+  void* ctx;
+};
+}
+
+namespace {
+
+struct Kernel {
+  void* object;
+  MlxBunCall call;
+  MlxBunDrop drop;
+  std::string name;
+
+  Kernel(void* object, MlxBunCall call, MlxBunDrop drop, const char* name)
+      : object(object), call(call), drop(drop), name(name) {}
+  Kernel(const Kernel&) = delete;
+  ~Kernel() {
+    drop(object);
+  }
+};
+
+// Owns what the views point to until the kernel has run.
+struct Call {
+  std::vector<mx::array> arrays;
+  std::vector<MlxBunView> views;
+
+  void add(const mx::array& array) {
+    arrays.push_back(array);
+  }
+
+  void finish() {
+    views.reserve(arrays.size());
+    for (auto& array : arrays) {
+      views.push_back(MlxBunView{
+          array.data<char>(),
+          array.shape().data(),
+          array.strides().data(),
+          static_cast<int32_t>(array.ndim()),
+          static_cast<int32_t>(array.dtype().val()),
+      });
+    }
+  }
+};
+
+class RustPrimitive : public mx::Primitive {
+ public:
+  RustPrimitive(mx::Stream stream, std::shared_ptr<Kernel> kernel)
+      : mx::Primitive(stream), kernel_(std::move(kernel)) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    auto call = std::make_shared<Call>();
+    call->arrays.reserve(inputs.size() + outputs.size());
+    for (auto& output : outputs) {
+      output.set_data(mx::allocator::malloc(output.nbytes()));
+    }
+    // Copies of the handles would forbid donation later; shared without their graph they only pin the buffers.
+    for (auto& input : inputs) {
+      call->add(mx::array::unsafe_weak_copy(input));
+    }
+    for (auto& output : outputs) {
+      call->add(mx::array::unsafe_weak_copy(output));
+    }
+    call->finish();
+    auto& encoder = mx::cpu::get_command_encoder(stream());
+    for (auto& input : inputs) {
+      encoder.set_input_array(input);
+    }
+    for (auto& output : outputs) {
+      encoder.set_output_array(output);
+    }
+    encoder.dispatch([kernel = kernel_, call = std::move(call), input_count = inputs.size()]() {
+      auto views = call->views.data();
+      char* message = kernel->call(
+          kernel->object, views, input_count, views + input_count, call->views.size() - input_count);
+      if (message) {
+        std::string what = "[" + kernel->name + "] " + message;
+        std::free(message);
+        throw std::runtime_error(what); // MLX keeps it for whoever waits on the stream
+      }
+    });
+  }
+
+  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
+    throw std::runtime_error("[" + kernel_->name + "] runs on the CPU only");
+  }
+
+  const char* name() const override {
+    return kernel_->name.c_str();
+  }
+
+  bool is_equivalent(const mx::Primitive& other) const override {
+    auto rust = dynamic_cast<const RustPrimitive*>(&other);
+    return rust && rust->kernel_ == kernel_;
+  }
+
+ private:
+  std::shared_ptr<Kernel> kernel_;
+};
+
+} // namespace
+
+// Takes ownership of `object` in every case. Returns null on success, else a message to free with `free`.
+extern "C" char* mlx_bun_cpu_kernel(
+    void* object,
+    MlxBunCall call,
+    MlxBunDrop drop,
+    const char* name,
+    const MlxBunArray* inputs,
+    size_t input_count,
+    const MlxBunOutput* outputs,
+    size_t output_count,
+    MlxBunStream stream,
+    MlxBunArray* results) {
+  try {
+    auto kernel = std::make_shared<Kernel>(object, call, drop, name);
+    std::vector<mx::array> in;
+    in.reserve(input_count);
+    for (size_t i = 0; i < input_count; i++) {
+      in.push_back(*static_cast<mx::array*>(inputs[i].ctx));
+    }
+    std::vector<mx::Shape> shapes;
+    std::vector<mx::Dtype> dtypes;
+    // In the order of mlx-c's enumeration.
+    static const mx::Dtype types[] = {
+        mx::bool_, mx::uint8, mx::uint16, mx::uint32, mx::uint64, mx::int8, mx::int16,
+        mx::int32, mx::int64, mx::float16, mx::float32, mx::float64, mx::bfloat16, mx::complex64};
+    for (size_t i = 0; i < output_count; i++) {
+      shapes.emplace_back(outputs[i].shape, outputs[i].shape + outputs[i].ndim);
+      dtypes.push_back(types[outputs[i].dtype]);
+    }
+    auto where = *static_cast<mx::Stream*>(stream.ctx);
+    auto made = mx::array::make_arrays(std::move(shapes), dtypes, std::make_shared<RustPrimitive>(where, std::move(kernel)), in);
+    for (size_t i = 0; i < output_count; i++) {
+      results[i].ctx = new mx::array(std::move(made[i]));
+    }
+    return nullptr;
+  } catch (const std::exception& error) {
+    return strdup(error.what());
+  }
+}

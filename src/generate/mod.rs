@@ -1,0 +1,3 @@
+//! Generation: tokens from a model ([`step`]).
+
+pub mod step;

@@ -1,0 +1,60 @@
+//! Checkpoint tensors as arrays, without a copy where the device reads host memory.
+
+use std::ffi::c_void;
+
+use mlx_sys as ffi;
+
+use super::array::Array;
+use super::device::stream;
+use super::dtype::Dtype;
+use super::error::{Error, Result, last_error};
+use crate::checkpoint::tensor::{Tensor, TensorData};
+
+extern "C" fn release(payload: *mut c_void) {
+    // SAFETY: made by `Box::into_raw` in `from_tensor` and released once, by MLX.
+    drop(unsafe { Box::from_raw(payload.cast::<TensorData>()) });
+}
+
+impl Array {
+    /// An array over a tensor's bytes. A mapped tensor stays mapped: pages are read when they are used, and the
+    /// mapping lives as long as the array. Misaligned bytes are copied.
+    pub fn from_tensor(tensor: &Tensor) -> Result<Self> {
+        let dtype = Dtype::from(tensor.dtype);
+        let shape =
+            tensor.shape.iter().map(|&dim| i32::try_from(dim)).collect::<std::result::Result<Vec<_>, _>>();
+        let Ok(shape) = shape else {
+            return Err(Error::new(format!("a dimension of {:?} exceeds 2^31", tensor.shape)));
+        };
+        let bytes = tensor.bytes();
+        let size: usize = tensor.shape.iter().product();
+        if Some(bytes.len()) != size.checked_mul(dtype.size()) {
+            return Err(Error::new(format!("{} bytes do not fill {:?}", bytes.len(), tensor.shape)));
+        }
+        stream();
+        let aligned = bytes.as_ptr().addr().is_multiple_of(dtype.size());
+        // SAFETY: the bytes fill the shape. In the first case MLX copies them during the call. In the second the
+        // payload owns (a reference to) the mapping or the buffer until MLX releases it, and MLX does not write
+        // to arrays that were made from outside data.
+        let raw = unsafe {
+            if !aligned || bytes.is_empty() {
+                ffi::mlx_array_new_data(
+                    bytes.as_ptr().cast(),
+                    shape.as_ptr(),
+                    shape.len() as i32,
+                    dtype.raw(),
+                )
+            } else {
+                let payload = Box::into_raw(Box::new(tensor.data.clone()));
+                ffi::mlx_array_new_data_managed_payload(
+                    bytes.as_ptr().cast_mut().cast(),
+                    shape.as_ptr(),
+                    shape.len() as i32,
+                    dtype.raw(),
+                    payload.cast(),
+                    Some(release),
+                )
+            }
+        };
+        if raw.ctx.is_null() { Err(last_error()) } else { Ok(Array::from_raw(raw)) }
+    }
+}

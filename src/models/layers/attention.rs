@@ -1,0 +1,174 @@
+//! Multi-head attention with rotary positions over any cache, and its masks.
+
+use super::{Linear, RmsNorm};
+use crate::cache::{Attended, LayerCache, Packed, causal_mask};
+use crate::mlx::fast::{self, Mask};
+use crate::mlx::{Array, Dtype, Error, Quantization, Result, quantized_matmul};
+use crate::models::loader::{LoadError, Loader, NormKind};
+use crate::models::rope::Rope;
+
+/// The shape of a layer's attention.
+#[derive(Clone, Debug)]
+pub struct AttentionArgs {
+    /// Features in and out.
+    pub hidden_size: i32,
+    /// Query heads.
+    pub n_heads: i32,
+    /// Key and value heads; divides `n_heads`.
+    pub n_kv_heads: i32,
+    /// Features a head.
+    pub head_dim: i32,
+    /// Factor on the scores before softmax.
+    pub scale: f32,
+    /// Whether q, k and v have biases.
+    pub qkv_bias: bool,
+    /// Whether the output projection has one.
+    pub o_bias: bool,
+    /// A norm on each head's queries and keys, before the rotation.
+    pub qk_norm: Option<NormKind>,
+    /// The rotation.
+    pub rope: Rope,
+}
+
+/// `q_proj`, `k_proj`, `v_proj`, `o_proj` and, in some families, `q_norm` and `k_norm`.
+pub struct Attention {
+    q_proj: Linear,
+    k_proj: Linear,
+    v_proj: Linear,
+    o_proj: Linear,
+    q_norm: Option<RmsNorm>,
+    k_norm: Option<RmsNorm>,
+    args: AttentionArgs,
+}
+
+impl Attention {
+    /// Takes the layer's tensors below `path`.
+    pub fn load(
+        args: AttentionArgs,
+        loader: &mut Loader,
+        path: &str,
+    ) -> std::result::Result<Self, LoadError> {
+        let (dim, n_heads, n_kv_heads, head_dim) =
+            (args.hidden_size, args.n_heads, args.n_kv_heads, args.head_dim);
+        if n_kv_heads <= 0 || n_heads % n_kv_heads != 0 {
+            let text = format!("must divide num_attention_heads: {n_heads} / {n_kv_heads}");
+            return Err(crate::models::ConfigError::new("num_key_value_heads", text).into());
+        }
+        let norm = |loader: &mut Loader, name: &str| {
+            args.qk_norm.map(|kind| loader.norm(&format!("{path}.{name}"), head_dim, kind)).transpose()
+        };
+        Ok(Self {
+            q_proj: loader.linear(&format!("{path}.q_proj"), dim, n_heads * head_dim, args.qkv_bias)?,
+            k_proj: loader.linear(&format!("{path}.k_proj"), dim, n_kv_heads * head_dim, args.qkv_bias)?,
+            v_proj: loader.linear(&format!("{path}.v_proj"), dim, n_kv_heads * head_dim, args.qkv_bias)?,
+            o_proj: loader.linear(&format!("{path}.o_proj"), n_heads * head_dim, dim, args.o_bias)?,
+            q_norm: norm(loader, "q_norm")?,
+            k_norm: norm(loader, "k_norm")?,
+            args,
+        })
+    }
+
+    /// `[B, L, hidden_size]` to the same.
+    pub fn forward(&self, x: &Array, mask: &Mask, cache: Option<&mut LayerCache>) -> Result<Array> {
+        let args = &self.args;
+        let mut queries = split_heads(&self.q_proj.forward(x)?, args.n_heads)?;
+        let mut keys = split_heads(&self.k_proj.forward(x)?, args.n_kv_heads)?;
+        let values = split_heads(&self.v_proj.forward(x)?, args.n_kv_heads)?;
+        if let (Some(q_norm), Some(k_norm)) = (&self.q_norm, &self.k_norm) {
+            (queries, keys) = (q_norm.forward(&queries)?, k_norm.forward(&keys)?);
+        }
+        let offset = cache.as_ref().map_or(0, |cache| cache.offset());
+        let queries = args.rope.forward(&queries, offset)?;
+        let keys = args.rope.forward(&keys, offset)?;
+        let output = attend(&queries, &keys, &values, cache, args.scale, mask)?;
+        self.o_proj.forward(&merge_heads(&output)?)
+    }
+}
+
+/// `[B, L, heads * dim]` to `[B, heads, L, dim]`.
+fn split_heads(x: &Array, heads: i32) -> Result<Array> {
+    x.reshape(&[x.dim(0), x.dim(1), heads, -1])?.transpose(&[0, 2, 1, 3])
+}
+
+/// `[B, heads, L, dim]` to `[B, L, heads * dim]`.
+fn merge_heads(x: &Array) -> Result<Array> {
+    x.transpose(&[0, 2, 1, 3])?.reshape(&[x.dim(0), x.dim(2), -1])
+}
+
+/// The mask for hidden states `h`, `[B, L, D]` (`create_attention_mask` of base.py); built once a layer kind.
+pub(super) fn attention_mask(h: &Array, cache: Option<&LayerCache>, window: Option<i32>) -> Result<Mask> {
+    let length = h.dim(1);
+    match (cache, window) {
+        (Some(cache), window) => cache.make_mask(length, window),
+        (None, _) if length == 1 => Ok(Mask::None),
+        (None, Some(window)) if length > window => causal_mask(length, 0, Some(window)).map(Mask::Array),
+        (None, _) => Ok(Mask::Causal),
+    }
+}
+
+/// Appends to the cache and attends (`scaled_dot_product_attention` of base.py). Shapes as in [`fast`].
+fn attend(
+    queries: &Array,
+    keys: &Array,
+    values: &Array,
+    cache: Option<&mut LayerCache>,
+    scale: f32,
+    mask: &Mask,
+) -> Result<Array> {
+    let Some(cache) = cache else {
+        return fast::scaled_dot_product_attention(queries, keys, values, scale, mask, None);
+    };
+    match cache.update_and_fetch(keys, values)? {
+        Attended::Dense(keys, values) => {
+            fast::scaled_dot_product_attention(queries, &keys, &values, scale, mask, None)
+        }
+        Attended::Quantized { keys, values, cache } => {
+            quantized_attention(queries, &keys, &values, scale, mask, cache.scheme())
+        }
+    }
+}
+
+/// `quantized_scaled_dot_product_attention` of base.py, operation for operation.
+fn quantized_attention(
+    queries: &Array,
+    keys: &Packed,
+    values: &Packed,
+    scale: f32,
+    mask: &Mask,
+    scheme: Quantization,
+) -> Result<Array> {
+    let [batch, heads, length, dims] = *queries.shape() else {
+        return Err(Error::new(format!("attention needs four axes, got {queries:?}")));
+    };
+    let kv_heads = keys.weight.dim(-3);
+    let repeats = heads / kv_heads;
+    let mut queries = queries.multiply_scalar(scale)?;
+    let (mut keys, mut values) = (keys.clone(), values.clone());
+    if repeats > 1 {
+        queries = queries.reshape(&[batch, kv_heads, repeats, length, dims])?;
+        keys = keys.map(|array| array.expand_dims(-3))?;
+        values = values.map(|array| array.expand_dims(-3))?;
+    }
+    let mut scores =
+        quantized_matmul(&queries, &keys.weight, &keys.scales, Some(&keys.biases), true, scheme)?;
+    let mask = match mask {
+        Mask::None => None,
+        Mask::Causal => {
+            let total = scores.dim(-1);
+            Some(causal_mask(length, total - length, None)?)
+        }
+        Mask::Array(mask) if repeats > 1 && mask.ndim() > 3 => Some(mask.expand_dims(-3)?),
+        Mask::Array(mask) => Some(mask.clone()),
+    };
+    if let Some(mask) = mask {
+        scores = if mask.dtype() == Dtype::Bool {
+            let lowest = Array::scalar(scores.dtype().finite_min(), scores.dtype())?;
+            mask.select(&scores, &lowest)?
+        } else {
+            scores.add(&mask)?
+        };
+    }
+    let scores = scores.softmax(-1, true)?;
+    let out = quantized_matmul(&scores, &values.weight, &values.scales, Some(&values.biases), false, scheme)?;
+    if repeats > 1 { out.reshape(&[batch, heads, length, dims]) } else { Ok(out) }
+}

@@ -1,0 +1,59 @@
+//! The gated feed-forward layer.
+
+use super::Linear;
+use crate::mlx::{Array, Result};
+use crate::models::activations::{gelu_approx, swiglu};
+use crate::models::loader::{LoadError, Loader};
+
+/// What the gate goes through before it multiplies `up_proj`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// `silu(gate) * up`, one compiled function.
+    SwiGlu,
+    /// `gelu_approx(gate) * up`; only the activation is compiled.
+    GeGlu,
+}
+
+/// The shape of a feed-forward layer.
+#[derive(Clone, Copy, Debug)]
+pub struct GatedMlpArgs {
+    /// Features in and out.
+    pub hidden_size: i32,
+    /// Features between.
+    pub intermediate_size: i32,
+    /// Whether the three projections have biases.
+    pub bias: bool,
+    /// The activation.
+    pub gate: Gate,
+}
+
+/// `down_proj(activation(gate_proj(x)) * up_proj(x))`.
+pub struct GatedMlp {
+    gate_proj: Linear,
+    up_proj: Linear,
+    down_proj: Linear,
+    gate: Gate,
+}
+
+impl GatedMlp {
+    /// Takes the layer's tensors below `path`.
+    pub fn load(args: GatedMlpArgs, loader: &mut Loader, path: &str) -> std::result::Result<Self, LoadError> {
+        let (dim, hidden_dim, bias) = (args.hidden_size, args.intermediate_size, args.bias);
+        Ok(Self {
+            gate_proj: loader.linear(&format!("{path}.gate_proj"), dim, hidden_dim, bias)?,
+            up_proj: loader.linear(&format!("{path}.up_proj"), dim, hidden_dim, bias)?,
+            down_proj: loader.linear(&format!("{path}.down_proj"), hidden_dim, dim, bias)?,
+            gate: args.gate,
+        })
+    }
+
+    /// `[…, hidden_size]` to the same.
+    pub fn forward(&self, x: &Array) -> Result<Array> {
+        let (gate, up) = (self.gate_proj.forward(x)?, self.up_proj.forward(x)?);
+        let product = match self.gate {
+            Gate::SwiGlu => swiglu(&gate, &up)?,
+            Gate::GeGlu => gelu_approx(&gate)?.multiply(&up)?,
+        };
+        self.down_proj.forward(&product)
+    }
+}

@@ -1,0 +1,13 @@
+//! What families share. A family file picks from these and keeps what is its own.
+
+mod attention;
+mod decoder;
+mod linear;
+mod mlp;
+mod norm;
+
+pub use attention::{Attention, AttentionArgs};
+pub use decoder::{Block, Decoder, Head, PreNormBlock};
+pub use linear::{Embedding, Linear, Weight};
+pub use mlp::{Gate, GatedMlp, GatedMlpArgs};
+pub use norm::RmsNorm;

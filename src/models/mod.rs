@@ -1,0 +1,74 @@
+//! Model families: one file each, named after its mlx-lm file.
+//!
+//! To add a family: write its file (arguments, loading; shared blocks come from [`layers`]), add its line to
+//! [`FAMILIES`], add its goldens.
+
+pub mod activations;
+mod gemma3_text;
+pub mod layers;
+mod llama;
+pub mod loader;
+mod qwen2;
+mod qwen3;
+pub mod rope;
+
+use crate::cache::{LayerCache, LayerKind};
+use crate::mlx::{Array, Result};
+use loader::{LoadError, Loader};
+
+/// A language model: token ids to logits.
+pub trait Model {
+    /// Ids `[B, L]` (`uint32` or `int32`) to logits `[B, L, vocab]`; appends to the caches when given, one a layer.
+    fn forward(&self, inputs: &Array, cache: Option<&mut [LayerCache]>) -> Result<Array>;
+
+    /// What each layer attends to, in order.
+    fn layer_kinds(&self) -> &[LayerKind];
+
+    /// Whether mlx-lm's file defines `make_cache`; such a model ignores `max_kv_size` there.
+    fn makes_own_cache(&self) -> bool;
+
+    /// Positions the model was trained for, where the config says.
+    fn max_positions(&self) -> Option<i32>;
+
+    /// Rows of the embedding: ids must lie below.
+    fn vocab_size(&self) -> i32;
+
+    /// Features a head, which a quantized cache packs in groups.
+    fn head_dim(&self) -> i32;
+}
+
+/// A config value that the family cannot use.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("config.json: `{field}` {problem}")]
+pub struct ConfigError {
+    field: String,
+    problem: String,
+}
+
+impl ConfigError {
+    /// `problem` completes the sentence that begins with the field's name.
+    pub fn new(field: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self { field: field.into(), problem: problem.into() }
+    }
+}
+
+impl From<crate::mlx::Error> for ConfigError {
+    fn from(error: crate::mlx::Error) -> Self {
+        Self::new("rope_scaling", format!("does not work out: {error}"))
+    }
+}
+
+type Load = fn(&mut Loader) -> std::result::Result<Box<dyn Model>, LoadError>;
+
+/// `model_type` to family; the name is the file's, mlx-lm's and the config's.
+const FAMILIES: &[(&str, Load)] = &[
+    ("gemma3_text", |loader| gemma3_text::load(&loader.args()?, loader)),
+    ("llama", |loader| llama::load(&loader.args()?, loader)),
+    ("qwen2", |loader| qwen2::load(&loader.args()?, loader)),
+    ("qwen3", |loader| qwen3::load(&loader.args()?, loader)),
+];
+
+/// The families there are, sorted.
+pub fn families() -> impl Iterator<Item = &'static str> {
+    FAMILIES.iter().map(|(name, _)| *name)
+}

@@ -1,0 +1,256 @@
+//! Rotary position embeddings in all their variants (mlx-lm's `models/rope_utils.py`).
+
+use serde_json::{Map, Value};
+
+use super::ConfigError;
+use crate::mlx::{Array, Dtype, Result, fast};
+
+/// One layer's rotary embedding.
+#[derive(Clone, Debug)]
+pub struct Rope {
+    dims: i32,
+    traditional: bool,
+    kind: Kind,
+}
+
+#[derive(Clone, Debug)]
+enum Kind {
+    /// Fixed base; positions multiplied by `scale` (`nn.RoPE`).
+    Base { base: f32, scale: f32 },
+    /// Own frequencies, the rotated part of the input multiplied by `input_scale` first.
+    Frequencies { freqs: Array, input_scale: Option<f32> },
+    /// The base grows with the length once that passes the trained one (`DynamicNTKScalingRoPE`).
+    Dynamic { base: f64, factor: f64, max_positions: f64 },
+}
+
+/// What `initialize_rope` takes.
+pub struct RopeArgs<'a> {
+    /// Features rotated.
+    pub dims: i32,
+    /// `rope_theta`.
+    pub base: f64,
+    /// Rotate neighbouring features instead of the two halves.
+    pub traditional: bool,
+    /// `rope_scaling` or `rope_parameters` of the config.
+    pub scaling: Option<&'a Map<String, Value>>,
+    /// `max_position_embeddings`.
+    pub max_positions: Option<i32>,
+}
+
+/// The variant's name in a scaling config.
+pub fn rope_type(scaling: Option<&Map<String, Value>>) -> &str {
+    let named =
+        |key| scaling.and_then(|s| s.get(key)).and_then(Value::as_str).filter(|name| !name.is_empty());
+    named("type").or_else(|| named("rope_type")).unwrap_or("default")
+}
+
+impl Rope {
+    /// Builds the variant that `args.scaling` names.
+    ///
+    /// # Errors
+    /// An unknown variant, or one whose parameters are missing; the message names them.
+    pub fn new(args: &RopeArgs) -> std::result::Result<Self, ConfigError> {
+        let empty = Map::new();
+        let scaling = Scaling(args.scaling.unwrap_or(&empty));
+        let kind = match rope_type(args.scaling) {
+            "default" => Kind::Base { base: args.base as f32, scale: 1.0 },
+            "linear" => {
+                Kind::Base { base: args.base as f32, scale: (1.0 / scaling.required("factor")?) as f32 }
+            }
+            "mrope" => {
+                let sections = scaling.0.get("mrope_section").and_then(Value::as_array).map_or(0, Vec::len);
+                if sections != 3 {
+                    let text = format!("`mrope_section` must have 3 entries, it has {sections}");
+                    return Err(ConfigError::new("rope_scaling", text));
+                }
+                Kind::Base { base: args.base as f32, scale: 1.0 }
+            }
+            "dynamic" => Kind::Dynamic {
+                base: args.base,
+                factor: scaling.required("factor")?,
+                max_positions: f64::from(args.max_positions.ok_or_else(|| {
+                    ConfigError::new("max_position_embeddings", "is needed by rope type `dynamic`")
+                })?),
+            },
+            "llama3" => Kind::Frequencies { freqs: llama3(args, &scaling)?, input_scale: None },
+            "yarn" | "deepseek_yarn" | "telechat3-yarn" => yarn(args, &scaling)?,
+            "longrope" => longrope(args, &scaling)?,
+            "proportional" => Kind::Frequencies { freqs: proportional(args, &scaling)?, input_scale: None },
+            other => {
+                let text = format!(
+                    "rope type `{other}` is not supported (known: default, linear, dynamic, llama3, yarn, \
+                     longrope, proportional, mrope)"
+                );
+                return Err(ConfigError::new("rope_scaling", text));
+            }
+        };
+        // SuScaledRoPE has no traditional form.
+        let traditional = args.traditional && rope_type(args.scaling) != "longrope";
+        Ok(Self { dims: args.dims, traditional, kind })
+    }
+
+    /// Rotates `x`, `[B, heads, L, head_dim]`, whose first position is `offset`.
+    pub fn forward(&self, x: &Array, offset: i32) -> Result<Array> {
+        match &self.kind {
+            Kind::Base { base, scale } => self.rotate(x, Some(*base), *scale, offset, None),
+            Kind::Frequencies { freqs, input_scale } => match input_scale {
+                None => self.rotate(x, None, 1.0, offset, Some(freqs)),
+                Some(factor) => self.rotate(&self.scale_rotated(x, *factor)?, None, 1.0, offset, Some(freqs)),
+            },
+            Kind::Dynamic { base, factor, max_positions } => {
+                let length = f64::from(x.dim(-2) + offset).max(*max_positions);
+                let dims = f64::from(self.dims);
+                let growth = (factor * length / max_positions) - (factor - 1.0);
+                let base = base * growth.powf(dims / (dims - 2.0));
+                self.rotate(x, Some(base as f32), 1.0, offset, None)
+            }
+        }
+    }
+
+    fn rotate(
+        &self,
+        x: &Array,
+        base: Option<f32>,
+        scale: f32,
+        offset: i32,
+        freqs: Option<&Array>,
+    ) -> Result<Array> {
+        fast::rope(x, self.dims, self.traditional, base, scale, offset, freqs)
+    }
+
+    /// `x.at[..., :dims].multiply(factor)`.
+    fn scale_rotated(&self, x: &Array, factor: f32) -> Result<Array> {
+        if x.dim(-1) == self.dims {
+            return x.multiply_scalar(factor);
+        }
+        x.slice_update(&x.slice(-1, 0, self.dims)?.multiply_scalar(factor)?, -1, 0)
+    }
+}
+
+/// Scaling parameters by name.
+struct Scaling<'a>(&'a Map<String, Value>);
+
+impl Scaling<'_> {
+    fn get(&self, key: &str, default: f64) -> f64 {
+        self.0.get(key).and_then(Value::as_f64).unwrap_or(default)
+    }
+
+    fn required(&self, key: &str) -> std::result::Result<f64, ConfigError> {
+        let value = self.0.get(key).and_then(Value::as_f64);
+        value.ok_or_else(|| ConfigError::new("rope_scaling", format!("`{key}` is missing or not a number")))
+    }
+
+    /// A factor a frequency, or one for all.
+    fn factors(&self, key: &str, count: usize) -> std::result::Result<Vec<f32>, ConfigError> {
+        let wrong = |text: String| ConfigError::new("rope_scaling", format!("`{key}` {text}"));
+        match self.0.get(key) {
+            Some(Value::Number(one)) => Ok(vec![one.as_f64().unwrap_or(1.0) as f32; count]),
+            Some(Value::Array(list)) if list.len() == count => list
+                .iter()
+                .map(|value| value.as_f64().map(|value| value as f32))
+                .collect::<Option<_>>()
+                .ok_or_else(|| wrong("holds something that is not a number".into())),
+            Some(Value::Array(list)) => Err(wrong(format!("has {} entries, {count} are needed", list.len()))),
+            _ => Err(wrong("is missing".into())),
+        }
+    }
+}
+
+fn scalar(value: f64) -> Result<Array> {
+    Array::scalar(value as f32, Dtype::Float32)
+}
+
+/// `base ** (arange(0, rotated, 2) / dims)`, float32.
+fn powers(base: f64, rotated: i32, dims: i32) -> Result<Array> {
+    let exponents =
+        Array::arange(0.0, f64::from(rotated), 2.0, Dtype::Float32)?.divide(&scalar(f64::from(dims))?)?;
+    scalar(base)?.power(&exponents)
+}
+
+fn llama3(args: &RopeArgs, scaling: &Scaling) -> std::result::Result<Array, ConfigError> {
+    let factor = scaling.required("factor")?;
+    let low = scaling.get("low_freq_factor", 1.0);
+    let high = scaling.get("high_freq_factor", 4.0);
+    let original = scaling.get("original_max_position_embeddings", 8192.0);
+    let build = || -> Result<Array> {
+        let (low_wavelen, high_wavelen) = (scalar(original / low)?, scalar(original / high)?);
+        let freqs = powers(args.base, args.dims, args.dims)?;
+        let wavelens = scalar(2.0 * std::f64::consts::PI)?.multiply(&freqs)?;
+        let freqs = wavelens.greater(&low_wavelen)?.select(&freqs.multiply(&scalar(factor)?)?, &freqs)?;
+        let medium = wavelens.greater(&high_wavelen)?.bitwise_and(&wavelens.less(&low_wavelen)?)?;
+        let smooth =
+            scalar(original)?.divide(&wavelens)?.subtract(&scalar(low)?)?.divide(&scalar(high - low)?)?;
+        let denominator = scalar(1.0)?.subtract(&smooth)?.divide(&scalar(factor)?)?.add(&smooth)?;
+        medium.select(&freqs.divide(&denominator)?, &freqs)
+    };
+    build().map_err(ConfigError::from)
+}
+
+fn yarn(args: &RopeArgs, scaling: &Scaling) -> std::result::Result<Kind, ConfigError> {
+    let dims = f64::from(args.dims);
+    let factor = scaling.required("factor")?;
+    let original = scaling.get("original_max_position_embeddings", 4096.0);
+    let correction = |rotations: f64| {
+        dims * (original / (rotations * 2.0 * std::f64::consts::PI)).ln() / (2.0 * args.base.ln())
+    };
+    let low = correction(scaling.get("beta_fast", 32.0)).floor().max(0.0);
+    let mut high = correction(scaling.get("beta_slow", 1.0)).ceil().min(dims - 1.0);
+    let mscale = |weight: f64| if factor <= 1.0 { 1.0 } else { 0.1 * weight * factor.ln() + 1.0 };
+    let mscale = mscale(scaling.get("mscale", 1.0)) / mscale(scaling.get("mscale_all_dim", 0.0));
+    if low == high {
+        high += 0.001; // the reference's guard against division by zero
+    }
+    let build = || -> Result<Array> {
+        let extra = powers(args.base, args.dims, args.dims)?;
+        let inter = scalar(factor)?.multiply(&extra)?;
+        let steps = Array::arange(0.0, f64::from(args.dims / 2), 1.0, Dtype::Float32)?;
+        let ramp = steps.subtract(&scalar(low)?)?.divide(&scalar(high - low)?)?.clip(0.0, 1.0)?;
+        let mask = scalar(1.0)?.subtract(&ramp)?;
+        let kept = inter.multiply(&mask)?.add(&extra.multiply(&scalar(1.0)?.subtract(&mask)?)?)?;
+        inter.multiply(&extra)?.divide(&kept)
+    };
+    let input_scale = (mscale != 1.0).then_some(mscale as f32);
+    Ok(Kind::Frequencies { freqs: build().map_err(ConfigError::from)?, input_scale })
+}
+
+fn longrope(args: &RopeArgs, scaling: &Scaling) -> std::result::Result<Kind, ConfigError> {
+    let original = scaling.required("original_max_position_embeddings")?;
+    let max_positions = args.max_positions.map_or(131_072.0, f64::from);
+    let factors = scaling.factors("long_factor", (args.dims as usize).div_ceil(2))?;
+    let factor = max_positions / original;
+    let input_scale = if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original.ln()).sqrt() };
+    let build = || {
+        Array::from_slice(&factors, &[factors.len() as i32])?
+            .multiply(&powers(args.base, args.dims, args.dims)?)
+    };
+    Ok(Kind::Frequencies {
+        freqs: build().map_err(ConfigError::from)?,
+        input_scale: Some(input_scale as f32),
+    })
+}
+
+fn proportional(args: &RopeArgs, scaling: &Scaling) -> std::result::Result<Array, ConfigError> {
+    let rotated = (f64::from(args.dims) * scaling.get("partial_rotary_factor", 1.0)) as i32;
+    if !(0..=args.dims).contains(&rotated) {
+        return Err(ConfigError::new("rope_scaling", "`partial_rotary_factor` must lie in [0, 1]"));
+    }
+    let factor = scaling.get("factor", 1.0);
+    let build = || -> Result<Array> {
+        let turning = scalar(factor)?.multiply(&powers(args.base, rotated, args.dims)?)?;
+        let still = Array::full(&[(args.dims - rotated) / 2], f32::INFINITY, Dtype::Float32)?;
+        Array::concatenate([&turning, &still], 0)
+    };
+    build().map_err(ConfigError::from)
+}
+
+/// The attention scale with yarn's `mscale_all_dim` folded in (`apply_yarn_mscale`).
+pub fn apply_yarn_mscale(scale: f32, scaling: Option<&Map<String, Value>>) -> f32 {
+    let Some(map) = scaling else { return scale };
+    let scaling = Scaling(map);
+    let (all_dim, factor) = (scaling.get("mscale_all_dim", 0.0), scaling.get("factor", 1.0));
+    if rope_type(Some(map)) == "default" || all_dim == 0.0 || factor <= 1.0 {
+        return scale;
+    }
+    let s = 0.1 * all_dim * factor.ln() + 1.0;
+    (f64::from(scale) * s * s) as f32
+}
