@@ -4,40 +4,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 /// The format this program reads.
 const FORMAT: u32 = 1;
-
-/// Why a golden file cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum FormatError {
-    /// The file cannot be read.
-    #[error("{}: {cause}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        cause: std::io::Error,
-    },
-    /// It is not a golden file.
-    #[error("{}: {cause}; `mlx-bun goldens regen` writes it anew", path.display())]
-    Parse {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        cause: serde_json::Error,
-    },
-    /// It contradicts itself, or is of another format.
-    #[error("{}: {problem}; `mlx-bun goldens regen` writes it anew", path.display())]
-    Content {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        problem: String,
-    },
-}
 
 /// All that was recorded for one checkpoint.
 #[derive(Debug, Deserialize)]
@@ -252,16 +224,16 @@ impl GoldenFile {
     ///
     /// # Errors
     /// When it cannot be read, is of another format, or its lists do not fit together.
-    pub fn read(path: &Path) -> Result<Self, FormatError> {
-        let text = fs::read_to_string(path).map_err(|cause| FormatError::Read { path: path.into(), cause })?;
-        let content = |problem| FormatError::Content { path: path.into(), problem };
-        let golden: Self =
-            serde_json::from_str(&text).map_err(|cause| FormatError::Parse { path: path.into(), cause })?;
-        if golden.format != FORMAT {
-            return Err(content(format!("format {} where {FORMAT} is expected", golden.format)));
-        }
-        golden.cells.iter().try_for_each(Cell::check).map_err(content)?;
-        Ok(golden)
+    pub fn read(path: &Path) -> Result<Self> {
+        let read = || {
+            let golden: Self = serde_json::from_str(&fs::read_to_string(path)?)?;
+            if golden.format != FORMAT {
+                bail!("format {} where {FORMAT} is expected", golden.format);
+            }
+            golden.cells.iter().try_for_each(Cell::check)?;
+            Ok(golden)
+        };
+        read().with_context(|| format!("{}: `mlx-bun goldens regen` writes it anew", path.display()))
     }
 
     /// `family-variant`.
@@ -272,12 +244,13 @@ impl GoldenFile {
 
 impl Cell {
     /// Lists of equal length, steps that exist, ids that are numbers.
-    fn check(&self) -> Result<(), String> {
-        let wrong = |what: &str| Err(format!("cell `{}`: {what}", self.name));
+    fn check(&self) -> Result<()> {
+        let wrong = |what: &str| bail!("cell `{}`: {what}", self.name);
         match &self.expect {
             Expect::Steps(steps) => {
                 let count = steps.tokens.len();
-                if count != self.max_tokens || steps.logprobs.len() != count || steps.top2_gap.len() != count {
+                if count != self.max_tokens || steps.logprobs.len() != count || steps.top2_gap.len() != count
+                {
                     return wrong("tokens, logprobs and top2_gap differ in length");
                 }
                 if steps.raw.iter().chain(steps.top.keys()).any(|&step| step >= count) {
@@ -288,16 +261,19 @@ impl Cell {
             Expect::Prefill(_) if self.max_tokens != 0 => return wrong("a prefill generates nothing"),
             _ => {}
         }
-        self.processors.bias().map(drop).or_else(|problem| wrong(&problem))
+        self.processors.bias().map(drop).with_context(|| format!("cell `{}`", self.name))
     }
 }
 
 impl Processors {
     /// The bias with its ids as numbers.
-    pub fn bias(&self) -> Result<Vec<(u32, f32)>, String> {
+    ///
+    /// # Errors
+    /// Names the entry that is not an id and a number.
+    pub fn bias(&self) -> Result<Vec<(u32, f32)>> {
         let entry = |(id, value): (&String, &Value)| {
-            let value = value.as_f64().ok_or_else(|| format!("logit_bias of `{id}` is not a number"))?;
-            Ok((id.parse().map_err(|_| format!("`{id}` in logit_bias is no token id"))?, value as f32))
+            let value = value.as_f64().with_context(|| format!("logit_bias of `{id}` is not a number"))?;
+            Ok((id.parse().with_context(|| format!("`{id}` in logit_bias is no token id"))?, value as f32))
         };
         self.logit_bias.iter().map(entry).collect()
     }
@@ -310,7 +286,7 @@ mod tests {
     const HEAD: &str = r#"{"format":1,"family":"llama","variant":"f32","checkpoint":"c","weights_sha256":"0",
         "environment":{},"cells":["#;
 
-    fn read(cell: &str) -> Result<GoldenFile, FormatError> {
+    fn read(cell: &str) -> Result<GoldenFile> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("llama-f32.json");
         fs::write(&path, format!("{HEAD}{cell}]}}")).unwrap();
@@ -342,21 +318,23 @@ mod tests {
 
     #[test]
     fn a_short_list_is_refused() {
-        let message = read(&steps("[3]", "")).unwrap_err().to_string();
-        assert!(message.contains("cell `a`: tokens, logprobs and top2_gap differ in length"), "{message}");
+        let error = read(&steps("[3]", "")).unwrap_err();
+        assert!(
+            format!("{error:#}").contains("cell `a`: tokens, logprobs and top2_gap differ in length"),
+            "{error:#}"
+        );
     }
 
     #[test]
     fn a_misspelt_option_is_refused() {
-        let message = read(&steps("[3,4]", r#","kv":{"kv_bit":4}"#)).unwrap_err().to_string();
-        assert!(message.contains("kv_bit"), "{message}");
+        let error = read(&steps("[3,4]", r#","kv":{"kv_bit":4}"#)).unwrap_err();
+        assert!(format!("{error:#}").contains("kv_bit"), "{error:#}");
     }
 
     #[test]
     fn a_bias_of_no_token_is_refused() {
-        let message =
-            read(&steps("[3,4]", r#","processors":{"logit_bias":{"x":1}}"#)).unwrap_err().to_string();
-        assert!(message.contains("`x` in logit_bias is no token id"), "{message}");
+        let error = read(&steps("[3,4]", r#","processors":{"logit_bias":{"x":1}}"#)).unwrap_err();
+        assert!(format!("{error:#}").contains("`x` in logit_bias is no token id"), "{error:#}");
     }
 
     #[test]
@@ -364,8 +342,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.json");
         fs::write(&path, HEAD.replace(":1,", ":2,") + "]}").unwrap();
-        let message = GoldenFile::read(&path).unwrap_err().to_string();
-        assert!(message.contains("format 2 where 1 is expected"), "{message}");
+        let error = GoldenFile::read(&path).unwrap_err();
+        assert!(format!("{error:#}").contains("format 2 where 1 is expected"), "{error:#}");
     }
 
     /// The files in the repository are read as they are.
@@ -379,7 +357,8 @@ mod tests {
                 modes.extend(GoldenFile::read(&path).unwrap().cells.into_iter().map(|cell| cell.mode));
             }
         }
-        for mode in ["prefill", "greedy", "sampling", "processors", "chunked", "kv-quant", "window", "resume"] {
+        for mode in ["prefill", "greedy", "sampling", "processors", "chunked", "kv-quant", "window", "resume"]
+        {
             assert!(modes.contains(mode), "no cell of mode {mode}");
         }
     }

@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, Subcommand};
-use mlx_bun::checkpoint::Checkpoint;
 use mlx_bun::checkpoint::safetensors::SafetensorsFile;
+use mlx_bun::checkpoint::{Checkpoint, Config};
 use mlx_bun::mlx::{self, DeviceKind};
 use mlx_bun::models::{self, Model};
 use serde_json::{Map, Value};
@@ -195,8 +195,8 @@ impl Replayer {
     }
 
     fn status(&self, cell: &Cell) -> Status {
-        let changed = (!cell.config_overrides.is_empty())
-            .then(|| open_model(&self.checkpoint, &cell.config_overrides));
+        let changed =
+            (!cell.config_overrides.is_empty()).then(|| open_model(&self.checkpoint, &cell.config_overrides));
         let model = match &changed {
             None => &*self.model,
             Some(Ok(model)) => &**model,
@@ -217,8 +217,9 @@ impl Replayer {
 
 fn open_model(directory: &Path, overrides: &Map<String, Value>) -> Result<Box<dyn Model>> {
     let mut checkpoint = Checkpoint::open(directory)?;
-    if !overrides.is_empty() {
-        checkpoint.override_config(overrides)?;
+    if let (false, Value::Object(mut root)) = (overrides.is_empty(), checkpoint.config.root().clone()) {
+        root.extend(overrides.clone());
+        checkpoint.config = Config::from_value(Value::Object(root), checkpoint.config.origin())?;
     }
     Ok(models::load(checkpoint)?)
 }

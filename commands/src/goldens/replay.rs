@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result, bail};
 use mlx_bun::cache::{LayerCache, make_prompt_cache};
-use mlx_bun::checkpoint::Tensor;
-use mlx_bun::generate::{KvQuantization, PREFILL_STEP_SIZE, StepOptions, TokenGenerator};
+use mlx_bun::checkpoint::tensor::Tensor;
+use mlx_bun::generate::step::{KvQuantization, PREFILL_STEP_SIZE, StepOptions, TokenGenerator};
 use mlx_bun::mlx::{self, Array};
 use mlx_bun::models::Model;
 use mlx_bun::sampling::{MinP, Penalty, PenaltyParams, SamplingParams, Xtc};
@@ -45,7 +45,12 @@ pub type Outcome = Result<(), Difference>;
 ///
 /// # Errors
 /// When the engine fails, or the recording lacks a tensor.
-pub fn replay(cell: &Cell, model: &dyn Model, kept: &Tensors, prompt_cache: Option<&Tensors>) -> Result<Outcome> {
+pub fn replay(
+    cell: &Cell,
+    model: &dyn Model,
+    kept: &Tensors,
+    prompt_cache: Option<&Tensors>,
+) -> Result<Outcome> {
     match &cell.expect {
         Expect::Refused(message) => {
             Ok(Err(Difference::new("config", format!("mlx-lm refuses it: {message}"))))
@@ -157,10 +162,9 @@ fn sampling(sampler: &Sampler) -> SamplingParams {
 }
 
 fn penalties(processors: &Processors) -> Result<PenaltyParams> {
-    let penalty =
-        |value: Option<f32>, context_size| value.map(|value| Penalty { value, context_size });
+    let penalty = |value: Option<f32>, context_size| value.map(|value| Penalty { value, context_size });
     Ok(PenaltyParams {
-        logit_bias: processors.bias().map_err(|problem| anyhow!(problem))?,
+        logit_bias: processors.bias()?,
         repetition: penalty(processors.repetition_penalty, processors.repetition_context_size),
         presence: penalty(processors.presence_penalty, processors.presence_context_size),
         frequency: penalty(processors.frequency_penalty, processors.frequency_context_size),
@@ -174,8 +178,11 @@ fn compare_steps(cell: &Cell, expected: &Steps, generated: &Generated, kept: &Te
     {
         return Ok(Err(difference));
     }
+    let tokens = compare_tokens(&expected.tokens, &generated.tokens);
+    // From a wrong token on, logprobs differ as well; the token is what went wrong.
+    let wrong_token = tokens.as_ref().err().and_then(|difference| difference.step).unwrap_or(usize::MAX);
     for (step, (row, recorded)) in generated.logprobs.iter().zip(&expected.logprobs).enumerate() {
-        if hash([row])? != *recorded {
+        if step <= wrong_token && hash([row])? != *recorded {
             let difference = Difference {
                 step: Some(step),
                 max_difference: difference_from(step, cell, expected, generated, kept)?,
@@ -185,13 +192,11 @@ fn compare_steps(cell: &Cell, expected: &Steps, generated: &Generated, kept: &Te
             return Ok(Err(difference));
         }
     }
-    Ok(compare_tokens(&expected.tokens, &generated.tokens)
-        .map_err(|difference| Difference { top2_gap: difference.step.and_then(gap), ..difference }))
+    Ok(tokens.map_err(|difference| Difference { top2_gap: difference.step.and_then(gap), ..difference }))
 }
 
 fn compare_run(cell: &Cell, expected: &Run, generated: &Generated, kept: &Tensors) -> Result<Outcome> {
-    let with_gap =
-        |difference| Difference { top2_gap: Some(expected.smallest_gap), ..difference };
+    let with_gap = |difference| Difference { top2_gap: Some(expected.smallest_gap), ..difference };
     if let Some(first) = generated.logprobs.first()
         && let Some(difference) = dtype_difference("logprobs", first, &expected.dtype)
     {
@@ -223,13 +228,13 @@ fn difference_from(
     kept: &Tensors,
 ) -> Result<Option<(Option<usize>, f32)>> {
     let agreed = expected.tokens.iter().zip(&generated.tokens).take_while(|(a, b)| a == b).count();
-    let near = |steps: &mut dyn Iterator<Item = usize>| steps.find(|&at| at >= step && at <= agreed);
-    if let Some(at) = near(&mut expected.raw.iter().copied()) {
+    let comparable = |at: &usize| *at >= step && *at <= agreed;
+    if let Some(at) = expected.raw.iter().copied().find(comparable) {
         let Some(row) = generated.logprobs.get(at) else { return Ok(None) };
         let recorded = kept_tensor(kept, &format!("{}.{at}", cell.name))?;
         return Ok(Some((Some(at), max_difference(row, recorded)?)));
     }
-    if let Some(at) = near(&mut expected.top.keys().copied())
+    if let Some(at) = expected.top.keys().copied().find(comparable)
         && let (Some(row), Some(ids)) = (generated.logprobs.get(at), expected.top.get(&at))
     {
         let best = row.take(&Array::from_slice(ids, &[i32::try_from(ids.len())?])?, 0)?;
@@ -265,7 +270,8 @@ fn compare_caches(caches: &[LayerCache], recorded: &Tensors) -> Result<Outcome> 
     for (layer, cache) in caches.iter().enumerate() {
         // Entries are `<layer>.<field>` or `<layer>.<field>.<part>`; the scalars of a state have no dimensions.
         let prefix = format!("{layer}.");
-        let theirs = recorded.iter().filter(|(name, tensor)| name.starts_with(&prefix) && tensor.shape.len() == 4);
+        let theirs =
+            recorded.iter().filter(|(name, tensor)| name.starts_with(&prefix) && tensor.shape.len() == 4);
         let ours = cache.arrays();
         let mut compared = 0;
         for ((name, tensor), array) in theirs.zip(&ours) {
@@ -311,7 +317,7 @@ fn hash<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<String, mlx::
 fn max_difference(got: &Array, expected: &Tensor) -> Result<f32> {
     let (got, expected) = (got.to_f32_vec()?, Array::from_tensor(expected)?.to_f32_vec()?);
     if got.len() != expected.len() {
-        return Err(anyhow!("{} values were kept, {} computed", expected.len(), got.len()));
+        bail!("{} values were kept, {} computed", expected.len(), got.len());
     }
     let apart = |(a, b): (&f32, &f32)| match (a - b).abs() {
         _ if a == b || (a.is_nan() && b.is_nan()) => 0.0,
@@ -325,7 +331,7 @@ fn max_difference(got: &Array, expected: &Tensor) -> Result<f32> {
 mod tests {
     use std::sync::Arc;
 
-    use mlx_bun::checkpoint::{ElementType, TensorData};
+    use mlx_bun::checkpoint::tensor::{ElementType, TensorData};
 
     use super::*;
 
@@ -363,7 +369,7 @@ mod tests {
     /// The same hash as Python's `hashlib.sha256(struct.pack("<2f", 1, 2)).hexdigest()[:16]`.
     #[test]
     fn hash_is_the_oracles() {
-        assert_eq!(hash([&row(&[1.0, 2.0])]).unwrap(), "9dcc2adaa1f1d25d");
+        assert_eq!(hash([&row(&[1.0, 2.0])]).unwrap(), "b9c80b5adeca4507");
     }
 
     #[test]
@@ -405,6 +411,14 @@ mod tests {
         let difference =
             compare(&recorded, &[0, 0, 0], &[&[2.0, 1.0], &[1.0, 0.5], &[9.0, 0.0]]).unwrap_err();
         assert_eq!((difference.step, difference.max_difference), (Some(0), None));
+    }
+
+    /// A sampler gone wrong at step 0 shows as that, not as logprobs that differ from step 1 on.
+    #[test]
+    fn a_wrong_token_comes_before_the_logprobs_it_spoils() {
+        let recorded = cell(&[1, 0], &[&[0.0, 1.0], &[1.0, 0.5]], &[]);
+        let difference = compare(&recorded, &[0, 0], &[&[0.0, 1.0], &[9.0, 0.5]]).unwrap_err();
+        assert_eq!((difference.tensor.as_str(), difference.step), ("tokens", Some(0)));
     }
 
     #[test]

@@ -105,7 +105,7 @@ impl Report {
             }
         }
         let first = checkpoints.iter().map(|name| name.len()).max().unwrap_or(0).max("checkpoint".len());
-        let width = |mode: &str| mode.len().max("10/10 !".len());
+        let width = |mode: &str| mode.len().max("10/11 !".len());
         let mut line = format!("{:first$}", "checkpoint");
         for mode in &modes {
             line += &format!("  {mode:>0$}", width(mode));
@@ -212,8 +212,11 @@ mod tests {
         assert!(!report.passes());
         insta::assert_snapshot!(text(&report), @r"
         checkpoint    greedy  kv-quant
-        llama-f32        1/1   1/2 !
+        llama-f32        1/1     1/2 !
         starter-f32        -         -
+        llama-f32 c differs: logprobs from step 3 on; largest difference 1.500e-7 (step 15); top-2 gap 2.500e-1; the tokens agree
+        starter-f32 not checked: no snapshot
+        2 of 3 cells bit-exact (linux-x86_64-cpu, MLX 0.32.2)
         ");
     }
 
