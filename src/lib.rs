@@ -5,4 +5,5 @@
 //! `generate` drives them. The engine parses no arguments, speaks no HTTP and prints nothing.
 
 pub mod checkpoint;
+pub mod generate;
 pub mod tokenizer;

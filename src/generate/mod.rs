@@ -1,0 +1,3 @@
+//! Generation: from prompt ids to text.
+
+pub mod stop;
