@@ -1,6 +1,8 @@
 //! The tokenizer against what transformers recorded (scripts/oracle_tokenizer.py), and the promise of the
 //! streaming detokenizer: joined segments are the decoded list, whatever the ids.
 
+#![allow(clippy::unwrap_used)]
+
 use std::path::{Path, PathBuf};
 
 use mlx_bun::tokenizer::Tokenizer;
