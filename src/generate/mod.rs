@@ -1,3 +1,4 @@
-//! Generation: tokens from a model ([`step`]).
+//! Generation: tokens from a model ([`step`]), stop strings ([`stop`]).
 
 pub mod step;
+pub mod stop;
