@@ -166,10 +166,10 @@ fn fill(file: &[u8], recipes: &[Recipe], outputs: &mut [Output]) {
         split(file, recipe, output, &mut runs);
     }
     let stored: usize = runs.iter().map(|run| run.rows * run.row_bytes).sum();
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(runs.len());
-    if threads < 2 || stored < 2 * RUN_BYTES {
+    if stored < 2 * RUN_BYTES {
         return runs.into_iter().for_each(Run::convert);
     }
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let queue = Mutex::new(runs.into_iter());
     let take = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
     std::thread::scope(|scope| {

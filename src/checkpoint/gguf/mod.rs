@@ -89,6 +89,10 @@ fn read(file: &Arc<Mmap>) -> Result<GgufModel, Fault> {
         .map(|(place, name, info)| recipe(&configuration, place, name, info))
         .collect::<Result<Vec<_>, _>>()?;
     let tokenizer = tokenizer::read(&header.metadata)?;
+    if tokenizer.tokens as u64 > configuration.vocabulary {
+        let (tokens, rows) = (tokenizer.tokens, configuration.vocabulary);
+        return Err(Fault::Tokenizer(format!("it has {tokens} tokens, the embedding {rows} rows")));
+    }
 
     let converted = convert::convert(file, &recipes);
     let mut tensors = BTreeMap::new();

@@ -46,6 +46,8 @@ pub struct Tokenizer {
     pub eos_token_ids: Vec<u32>,
     /// The token that begins a text, if there is one.
     pub bos_token_id: Option<u32>,
+    /// Number of tokens.
+    pub tokens: usize,
 }
 
 /// Reads the tokenizer.
@@ -86,6 +88,7 @@ pub fn read(metadata: &Metadata<'_>) -> Result<Tokenizer, Fault> {
         config: special.config(metadata, &vocabulary)?,
         eos_token_ids: special.ends(&vocabulary),
         bos_token_id: special.bos,
+        tokens: vocabulary.tokens.len(),
     })
 }
 
@@ -150,14 +153,8 @@ fn sentence_piece_bpe<'v>(
         unknown: vocabulary.first(TokenKind::Unknown).or(Some(0)),
     };
     let unknown = unknown(metadata, &defaults)?;
-    let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": SPACE});
-    let prepend = json!({"type": "Prepend", "prepend": SPACE});
     Ok(Kind {
-        normalizer: if prefix {
-            json!({"type": "Sequence", "normalizers": [prepend, replace]})
-        } else {
-            replace
-        },
+        normalizer: json!({"type": "Sequence", "normalizers": spaces(prefix)}),
         pre_tokenizer: Value::Null,
         decoder: decoder(prefix),
         model: Model::Bpe(Bpe {
@@ -196,12 +193,10 @@ fn unigram<'v>(metadata: &Metadata<'v>, vocabulary: &'v Vocabulary<'v>) -> Resul
         normalizers.push(json!({"type": "Strip", "strip_left": true, "strip_right": true}));
         normalizers.push(json!({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}));
     }
-    let scheme = if prefix { "always" } else { "never" };
+    normalizers.extend(spaces(prefix));
     Ok(Kind {
         normalizer: json!({"type": "Sequence", "normalizers": normalizers}),
-        pre_tokenizer: json!({
-            "type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": true,
-        }),
+        pre_tokenizer: Value::Null,
         decoder: decoder(prefix),
         model: Model::Unigram(Unigram {
             kind: "Unigram",
@@ -213,6 +208,15 @@ fn unigram<'v>(metadata: &Metadata<'v>, vocabulary: &'v Vocabulary<'v>) -> Resul
     })
 }
 
+/// How SentencePiece sees spaces, and with `prefix` one before each text between added tokens, as llama.cpp and
+/// Llama 2's own tokenizer.json have it.
+fn spaces(prefix: bool) -> Vec<Value> {
+    let prepend = prefix.then(|| json!({"type": "Prepend", "prepend": SPACE}));
+    let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": SPACE});
+    prepend.into_iter().chain([replace]).collect()
+}
+
+/// The inverse of [`spaces`], and bytes put together.
 fn decoder(prefix: bool) -> Value {
     let mut steps = vec![
         json!({"type": "Replace", "pattern": {"String": SPACE}, "content": " "}),
