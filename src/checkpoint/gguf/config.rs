@@ -215,3 +215,51 @@ fn window_pattern(keys: &Keys<'_, '_>, layers: u64) -> Result<u64, Fault> {
         Err(Fault::key(&name, "is not one global layer in every so many, which is not supported"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::value::{Array, Value as Stored, ValueType};
+    use super::*;
+
+    fn pattern(flags: &[u8]) -> Result<u64, Fault> {
+        let array = Array { element: ValueType::Bool, count: flags.len(), bytes: flags };
+        let mut metadata = Metadata::default();
+        metadata.entries.insert("gemma3.attention.sliding_window_pattern", Stored::Array(array));
+        window_pattern(&Keys { metadata: &metadata, architecture: "gemma3" }, flags.len() as u64)
+    }
+
+    #[test]
+    fn window_pattern_given_as_flags() {
+        assert_eq!(pattern(&[1, 1, 0, 1, 1, 0, 1]).unwrap(), 3);
+        assert_eq!(pattern(&[0, 0, 0]).unwrap(), 1);
+        assert_eq!(pattern(&[1, 1, 1]).unwrap(), 4);
+        for irregular in [&[1, 0, 0, 1][..], &[0, 1, 1], &[1, 0, 1, 1]] {
+            assert!(pattern(irregular).is_err(), "{irregular:?}");
+        }
+    }
+
+    #[test]
+    fn values_of_each_layer_must_agree() {
+        let mut metadata = Metadata::default();
+        let equal: Vec<u8> = [4_i32, 4, 4].iter().flat_map(|value| value.to_le_bytes()).collect();
+        let different: Vec<u8> = [4_i32, 4, 2].iter().flat_map(|value| value.to_le_bytes()).collect();
+        let array = |bytes| Stored::Array(Array { element: ValueType::I32, count: 3, bytes });
+        metadata.entries.insert("llama.attention.head_count", array(&equal));
+        metadata.entries.insert("llama.attention.head_count_kv", array(&different));
+        let keys = Keys { metadata: &metadata, architecture: "llama" };
+        assert_eq!(keys.size("attention.head_count").unwrap(), 4);
+        let message = keys.size("attention.head_count_kv").unwrap_err().to_string();
+        assert!(message.contains("differs from layer to layer"), "{message}");
+    }
+
+    #[test]
+    fn single_precision_becomes_the_decimal_it_came_from() {
+        let mut metadata = Metadata::default();
+        for (key, value) in [("a", 1e-5_f32), ("b", 500_000.0), ("c", 1e-6), ("d", f32::NAN)] {
+            metadata.entries.insert(key, Stored::F32(value));
+        }
+        let numbers = ["a", "b", "c"].map(|key| metadata.number(key).unwrap());
+        assert_eq!(numbers, [Some(1e-5), Some(500_000.0), Some(1e-6)]);
+        assert!(metadata.number("d").is_err());
+    }
+}

@@ -1,24 +1,24 @@
 //! GGUF files (llama.cpp) as a model source: tensors under Hugging Face names, a configuration as config.json
 //! has it, and a tokenizer.
 //!
-//! [`header`] reads the untrusted file; [`config`], [`names`] and [`tokenizer`] interpret it; [`convert`] makes
+//! [`header`] reads the untrusted file; `config`, `names`, `rope` and `tokenizer` interpret it; `convert` makes
 //! the tensors: plain ones stay mapped, types that MLX's affine layout holds without loss stay quantized
-//! ([`affine`]), the rest becomes single precision ([`blocks`], [`k_quants`]).
+//! (`affine`), the rest becomes single precision (`blocks`, `k_quants`).
 
-pub mod affine;
-pub mod blocks;
-pub mod config;
-pub mod convert;
+mod affine;
+mod blocks;
+mod config;
+mod convert;
 mod error;
 pub mod ggml_type;
 pub mod header;
 mod k_quants;
 mod merges;
-pub mod names;
-pub mod permute;
+mod names;
+mod permute;
 mod pre_tokenizer;
 mod rope;
-pub mod tokenizer;
+mod tokenizer;
 pub mod value;
 mod vocabulary;
 

@@ -187,6 +187,28 @@ mod tests {
     }
 
     #[test]
+    fn scaling_from_metadata() {
+        use super::super::value::Value as Stored;
+        let read = |entries: &[(&'static str, Stored<'static>)]| {
+            let mut metadata = Metadata::default();
+            metadata.entries.extend(entries.iter().copied());
+            scaling(&metadata, "qwen2", 32768)
+        };
+        let kind = |name: &'static str| ("qwen2.rope.scaling.type", Stored::String(name.as_bytes()));
+        let factor = ("qwen2.rope.scaling.factor", Stored::F32(4.0));
+        assert_eq!(read(&[]).unwrap(), None);
+        assert_eq!(read(&[kind("none"), factor]).unwrap(), None);
+        assert_eq!(read(&[factor]).unwrap(), Some(json!({"rope_type": "linear", "factor": 4.0})));
+        let yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768});
+        assert_eq!(read(&[kind("yarn"), factor]).unwrap(), Some(yarn));
+        assert!(read(&[kind("yarn")]).unwrap_err().to_string().contains("factor\" is missing"));
+        let other = read(&[kind("longrope"), factor]).unwrap_err().to_string();
+        assert!(other.contains("is \"longrope\", which is not supported"), "{other}");
+        let attention = ("qwen2.rope.scaling.attn_factor", Stored::F32(1.5));
+        assert!(read(&[kind("yarn"), factor, attention]).is_err());
+    }
+
+    #[test]
     fn refuses_divisors_of_another_scaling() {
         let mut stored = divisors(Llama3 { factor: 8.0, high: 4.0, original: 8192.0 }, 500_000.0, 128);
         assert_eq!(llama3(&[1.0; 64], 500_000.0, 128).unwrap(), None);
