@@ -222,7 +222,7 @@ fn check_tensors(
         .into_iter()
         .map(|(name, raw)| check_tensor(name, raw, data_start, data_size))
         .collect::<Result<Vec<_>, _>>()?;
-    tensors.sort_by(|a, b| (a.range.start, a.range.end).cmp(&(b.range.start, b.range.end)));
+    tensors.sort_by_key(|tensor| (tensor.range.start, tensor.range.end));
 
     let mut covered = data_start;
     let mut previous: Option<&TensorInfo> = None;
