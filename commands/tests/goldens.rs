@@ -7,7 +7,7 @@ use assert_cmd::Command;
 use predicates::str::contains;
 
 fn goldens(arguments: &[&str]) -> assert_cmd::assert::Assert {
-    let mut command = Command::cargo_bin("mlx-bun").unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mlx-bun"));
     command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).arg("goldens").args(arguments).assert()
 }
 
