@@ -166,7 +166,7 @@ impl Shared {
                 continue;
             }
             turns = turns.wrapping_add(1);
-            if turns % 32 != 0 || idle_since.elapsed() < SPIN {
+            if !turns.is_multiple_of(32) || idle_since.elapsed() < SPIN {
                 std::hint::spin_loop();
                 continue;
             }
