@@ -7,6 +7,7 @@
 
 mod array;
 mod compile;
+pub mod cpu;
 mod device;
 mod dtype;
 mod error;
