@@ -2,7 +2,7 @@
 
 use super::super::floats::Floats;
 use super::MatmulError;
-use crate::mlx::{QuantMode, Quantization};
+use crate::checkpoint::{QuantMode, QuantParams};
 
 /// Scales of a packed matrix, one for each group of weights.
 #[derive(Clone, Copy, Debug)]
@@ -21,7 +21,7 @@ pub enum Scales<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Storage<'a> {
     Dense(Floats<'a>),
-    Packed { words: &'a [u32], scales: Scales<'a>, quantization: Quantization },
+    Packed { words: &'a [u32], scales: Scales<'a>, quantization: QuantParams },
 }
 
 /// A stack of `experts` matrices of `rows` by `columns`, row-major, checked to fill its slices exactly.
@@ -60,7 +60,7 @@ impl<'a> Matrix<'a> {
     pub fn packed(
         words: &'a [u32],
         scales: Scales<'a>,
-        quantization: Quantization,
+        quantization: QuantParams,
         experts: usize,
         rows: usize,
         columns: usize,

@@ -29,7 +29,7 @@ pub use matrix::{Matrix, Scales};
 
 use super::super::{Isa, Level, Pool, PoolError};
 use super::floats::{Floats, FloatsMut};
-use crate::mlx::Quantization;
+use crate::checkpoint::QuantParams;
 use output::Output;
 use schedule::Plan;
 
@@ -72,7 +72,7 @@ pub enum MatmulError {
     #[error("matmul: MLX has no {} quantization of {} bits in groups of {}", quantization.mode.name(), quantization.bits, quantization.group_size)]
     Quantization {
         /// What was asked for.
-        quantization: Quantization,
+        quantization: QuantParams,
     },
     /// Rows do not consist of whole groups.
     #[error("matmul: {columns} columns are no multiple of the group of {group}")]

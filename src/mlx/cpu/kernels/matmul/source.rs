@@ -8,7 +8,7 @@ use super::MatmulError;
 use super::matrix::{Matrix, Scales, Storage};
 use super::reference::{e4m3, e8m0};
 use super::simd::{BLOCK, Simd};
-use crate::mlx::QuantMode;
+use crate::checkpoint::QuantMode;
 
 /// The most weights of a row that are opened at once: whole groups of every size, and 8 rows of them as f32 fit in
 /// 24 KB of first-level cache.

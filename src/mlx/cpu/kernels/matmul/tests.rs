@@ -2,7 +2,7 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 
 use super::*;
-use crate::mlx::QuantMode;
+use crate::checkpoint::QuantMode;
 
 /// A small generator: tests need many values, not good ones.
 struct Random(u64);
@@ -81,7 +81,7 @@ impl Owned {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Storing {
     Dense(Kind),
-    Packed(QuantMode, i32, i32, Kind),
+    Packed(QuantMode, u8, u32, Kind),
 }
 
 impl Storing {
@@ -161,7 +161,7 @@ impl Stored {
             Weights::Byte(words, scales) => (words, Scales::Byte(scales)),
         };
         let Storing::Packed(mode, bits, group_size, _) = self.storing else { unreachable!() };
-        let quantization = Quantization { bits, group_size, mode };
+        let quantization = QuantParams { bits, group_size, mode };
         Matrix::packed(words, scales, quantization, experts, rows, columns).unwrap()
     }
 }
@@ -481,8 +481,8 @@ fn bfloat16_rounding_keeps_nan_and_ties_to_even() {
 #[derive(serde::Deserialize)]
 struct Recorded {
     mode: String,
-    bits: i32,
-    group_size: i32,
+    bits: u8,
+    group_size: u32,
     words: Vec<u32>,
     scales: Vec<f32>,
     biases: Option<Vec<f32>>,
@@ -501,7 +501,7 @@ fn weights_are_what_mlx_dequantizes() {
             .into_iter()
             .find(|mode| mode.name() == case.mode)
             .unwrap();
-        let quantization = Quantization { bits: case.bits, group_size: case.group_size, mode };
+        let quantization = QuantParams { bits: case.bits, group_size: case.group_size, mode };
         let codes: Vec<u8> = case.scales.iter().map(|scale| *scale as u8).collect();
         let scales = match &case.biases {
             Some(biases) => {
@@ -544,7 +544,7 @@ fn shapes_that_do_not_fit_are_refused_and_nothing_is_written() {
     assert!(matches!(Matrix::dense(values(), 1, 0, 3), Err(MatmulError::Empty { .. })));
     assert_eq!(Matrix::dense(values(), usize::MAX, 2, 3).unwrap_err(), MatmulError::TooLarge);
     let words = vec![0u32; 8];
-    let quantization = |mode, bits, group_size| Quantization { mode, bits, group_size };
+    let quantization = |mode, bits, group_size| QuantParams { mode, bits, group_size };
     let affine = |count: usize| Scales::Affine {
         scales: Floats::F32(&weights[..count]),
         biases: Floats::F32(&weights[..count]),
@@ -565,7 +565,7 @@ fn shapes_that_do_not_fit_are_refused_and_nothing_is_written() {
     for (mode, bits, group) in [
         (QuantMode::Affine, 7, 32),
         (QuantMode::Affine, 4, 16),
-        (QuantMode::Affine, -4, 64),
+        (QuantMode::Affine, 0, 64),
         (QuantMode::Mxfp4, 4, 64),
         (QuantMode::Nvfp4, 8, 16),
     ] {
