@@ -1,3 +1,65 @@
-//! The command `mlx-bun`.
+//! The command `mlx-bun`: parse, call the engine, print. One file a verb; this is their table.
 
-fn main() {}
+mod args;
+mod cache_prompt;
+mod chat;
+mod cli;
+mod completions;
+mod engine;
+mod env;
+mod error;
+mod exit;
+mod generate;
+mod interrupt;
+mod man;
+mod output;
+mod printer;
+mod prompt_file;
+mod reference;
+#[cfg(test)]
+mod scripted;
+
+use std::process::ExitCode;
+
+use cli::Verb;
+use error::Complaint;
+use exit::ExitStatus;
+use printer::{ColorMode, Printer, Verbosity};
+
+fn main() -> ExitCode {
+    let arguments: Vec<_> = std::env::args_os().collect();
+    let status = match cli::parse(&arguments) {
+        Ok(Ok(cli)) => {
+            let printer = cli.printer();
+            let result = run(cli.verb, cli.printer());
+            result.unwrap_or_else(|error| report(&error, &printer))
+        }
+        Ok(Err(status)) => status,
+        Err(error) => report(&error, &Printer::new(Verbosity::Default, ColorMode::Auto, false)),
+    };
+    status.into()
+}
+
+fn run(verb: Verb, printer: Printer) -> anyhow::Result<ExitStatus> {
+    match verb {
+        Verb::Generate(args) => generate::run(&args, printer, load::load),
+        Verb::Chat(args) => chat::run(&args, printer, load::load),
+        Verb::CachePrompt(args) => cache_prompt::run(&args, &printer, load::load),
+        Verb::Completions(args) => completions::run(&args, &printer),
+        Verb::Man(args) => man::run(&args, &printer),
+        Verb::Docs(args) => reference::run(&args, &printer),
+    }
+}
+
+/// Says what went wrong on one line, with its causes; nothing at all when only the reader went away.
+fn report(error: &anyhow::Error, printer: &Printer) -> ExitStatus {
+    if printer::stdout_closed(error) {
+        return ExitStatus::Success;
+    }
+    printer.error(&format!("{error:#}"));
+    let Some(complaint) = error.downcast_ref::<Complaint>() else { return ExitStatus::Failure };
+    if let Some(hint) = &complaint.hint {
+        printer.hint(hint);
+    }
+    complaint.status
+}
