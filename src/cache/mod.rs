@@ -134,7 +134,7 @@ pub fn make_prompt_cache(layers: &[LayerKind], max_kv_size: Option<i32>) -> Vec<
 ///
 /// # Errors
 /// A rotating cache cannot be packed (mlx-lm: "NYI"); callers refuse such models before generation starts.
-pub fn maybe_quantize(caches: &mut [LayerCache], bits: i32, group_size: i32, start: i32) -> Result<()> {
+pub fn maybe_quantize(caches: &mut [LayerCache], bits: u8, group_size: u32, start: i32) -> Result<()> {
     for cache in caches {
         if let LayerCache::Plain(plain) = cache
             && plain.offset() >= start

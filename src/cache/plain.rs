@@ -65,7 +65,7 @@ impl KvCache {
     }
 
     /// Packs the whole buffers, the slack included, as mlx-lm does.
-    pub(super) fn to_quantized(&self, bits: i32, group_size: i32) -> Result<QuantizedKvCache> {
+    pub(super) fn to_quantized(&self, bits: u8, group_size: u32) -> Result<QuantizedKvCache> {
         QuantizedKvCache::from_dense(self.buffers(), self.offset, bits, group_size)
     }
 }

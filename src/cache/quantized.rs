@@ -1,7 +1,8 @@
 //! The growing cache in packed form (`QuantizedKVCache`), affine, groups along the head dimension.
 
 use super::{STEP, grow};
-use crate::mlx::{Array, Error, QuantMode, Quantization, Result, quantize};
+use crate::checkpoint::{QuantMode, QuantParams};
+use crate::mlx::{Array, Error, Result, quantize};
 
 /// A packed `[B, kv_heads, T, head_dim]`.
 #[derive(Clone, Debug)]
@@ -15,7 +16,7 @@ pub struct Packed {
 }
 
 impl Packed {
-    fn quantize(dense: &Array, scheme: Quantization) -> Result<Self> {
+    fn quantize(dense: &Array, scheme: QuantParams) -> Result<Self> {
         let (weight, scales, biases) = quantize(dense, scheme)?;
         let biases = biases.ok_or_else(|| Error::new("affine quantization returned no biases"))?;
         Ok(Self { weight, scales, biases })
@@ -60,17 +61,17 @@ impl Packed {
 pub struct QuantizedKvCache {
     buffers: Option<(Packed, Packed)>,
     offset: i32,
-    scheme: Quantization,
+    scheme: QuantParams,
 }
 
 impl QuantizedKvCache {
     pub(super) fn from_dense(
         dense: Option<(&Array, &Array)>,
         offset: i32,
-        bits: i32,
-        group_size: i32,
+        bits: u8,
+        group_size: u32,
     ) -> Result<Self> {
-        let scheme = Quantization { bits, group_size, mode: QuantMode::Affine };
+        let scheme = QuantParams { bits, group_size, mode: QuantMode::Affine };
         let buffers = match dense {
             Some((keys, values)) => {
                 Some((Packed::quantize(keys, scheme)?, Packed::quantize(values, scheme)?))
@@ -81,8 +82,8 @@ impl QuantizedKvCache {
     }
 
     /// A cache over existing buffers of which `offset` positions are filled.
-    pub fn from_state(keys: Packed, values: Packed, offset: i32, bits: i32, group_size: i32) -> Self {
-        let scheme = Quantization { bits, group_size, mode: QuantMode::Affine };
+    pub fn from_state(keys: Packed, values: Packed, offset: i32, bits: u8, group_size: u32) -> Self {
+        let scheme = QuantParams { bits, group_size, mode: QuantMode::Affine };
         Self { buffers: Some((keys, values)), offset, scheme }
     }
 
@@ -92,7 +93,7 @@ impl QuantizedKvCache {
     }
 
     /// How keys and values are packed.
-    pub fn scheme(&self) -> Quantization {
+    pub fn scheme(&self) -> QuantParams {
         self.scheme
     }
 

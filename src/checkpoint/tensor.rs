@@ -1,5 +1,6 @@
 //! A tensor as a checkpoint stores it: element type, shape and bytes, mapped from a file or owned.
 
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -43,6 +44,56 @@ impl ElementType {
             Self::U32 | Self::I32 | Self::F32 => 4,
             Self::U64 | Self::I64 => 8,
         }
+    }
+
+    /// Bytes a tensor of this shape takes; `None` when they cannot be counted.
+    pub fn bytes_of(self, shape: &[usize]) -> Option<usize> {
+        shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size))?.checked_mul(self.size())
+    }
+
+    /// The type that a safetensors header calls `name`; `None` for types that MLX does not compute with.
+    pub fn from_safetensors(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|dtype| dtype.safetensors_name() == name)
+    }
+
+    /// How a safetensors header spells the type.
+    pub fn safetensors_name(self) -> &'static str {
+        match self {
+            Self::Bool => "BOOL",
+            Self::U8 => "U8",
+            Self::U16 => "U16",
+            Self::U32 => "U32",
+            Self::U64 => "U64",
+            Self::I8 => "I8",
+            Self::I16 => "I16",
+            Self::I32 => "I32",
+            Self::I64 => "I64",
+            Self::F16 => "F16",
+            Self::BF16 => "BF16",
+            Self::F32 => "F32",
+        }
+    }
+
+    /// Every element type.
+    pub const ALL: [Self; 12] = [
+        Self::Bool,
+        Self::U8,
+        Self::U16,
+        Self::U32,
+        Self::U64,
+        Self::I8,
+        Self::I16,
+        Self::I32,
+        Self::I64,
+        Self::F16,
+        Self::BF16,
+        Self::F32,
+    ];
+}
+
+impl fmt::Display for ElementType {
+    fn fmt(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
+        formatter.write_str(self.safetensors_name())
     }
 }
 

@@ -19,9 +19,9 @@ const CLEAR_CACHE_EVERY: usize = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvQuantization {
     /// Bits a value.
-    pub bits: i32,
+    pub bits: u8,
     /// Values that share a scale; must divide the head dimension.
-    pub group_size: i32,
+    pub group_size: u32,
     /// Positions a layer holds before it is packed.
     pub start: i32,
 }
@@ -88,7 +88,7 @@ pub enum StepError {
     )]
     KvGroup {
         /// The group size asked for.
-        group_size: i32,
+        group_size: u32,
         /// Features a head.
         head_dim: i32,
         /// What would work.
@@ -253,8 +253,8 @@ impl<'a> TokenGenerator<'a> {
     }
 }
 
-fn check_kv_group(group_size: i32, head_dim: i32) -> Result<(), StepError> {
-    if group_size > 0 && head_dim % group_size == 0 {
+fn check_kv_group(group_size: u32, head_dim: i32) -> Result<(), StepError> {
+    if i64::from(group_size) > 0 && i64::from(head_dim) % i64::from(group_size) == 0 {
         return Ok(());
     }
     let suggestion = match head_dim {

@@ -25,4 +25,4 @@ pub use compile::{Compiled, compile_available, set_compile};
 pub use device::{DeviceKind, async_eval, default_device, eval, set_default_device, synchronize, version};
 pub use dtype::Dtype;
 pub use error::{Error, Result};
-pub use quantized::{QuantMode, Quantization, dequantize, quantize, quantized_matmul};
+pub use quantized::{dequantize, quantize, quantized_matmul};

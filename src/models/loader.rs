@@ -1,14 +1,11 @@
 //! From stored tensors to layers: shapes checked, every tensor accounted for.
 
-use std::collections::BTreeMap;
-
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 
 use super::ConfigError;
 use super::layers::{Embedding, Linear, RmsNorm, Weight};
-use crate::checkpoint::tensor::Tensor;
-use crate::mlx::{self, Array, Dtype, Quantization};
+use crate::checkpoint::{AuditError, CheckpointError, Config, Tensor, TensorSource, WeightTensors};
+use crate::mlx::{self, Array, Dtype};
 
 /// Which norm a family uses.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,62 +25,62 @@ pub enum NormKind {
 /// Why a family cannot be built from a checkpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// A config value.
+    /// No file of ours for this `model_type`.
+    #[error("model type `{family}` is not supported (supported: {supported})")]
+    UnknownFamily {
+        /// What the config says.
+        family: String,
+        /// What there is.
+        supported: String,
+    },
+    /// A config value that the family cannot use.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// A file, a tensor or a field.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
     /// MLX failed.
     #[error(transparent)]
     Mlx(#[from] mlx::Error),
-    /// A tensor.
-    #[error("{0}")]
-    Tensor(String),
+}
+
+impl From<AuditError> for LoadError {
+    fn from(error: AuditError) -> Self {
+        Self::Checkpoint(error.into())
+    }
 }
 
 /// Hands a checkpoint's tensors to a family.
-pub struct Loader {
-    config: Value,
-    tensors: BTreeMap<String, Tensor>,
+pub struct Loader<'a> {
+    config: &'a Config,
+    tensors: TensorSource,
     compute_dtype: Option<Dtype>,
 }
 
-impl Loader {
+impl<'a> Loader<'a> {
+    /// `compute_dtype` casts every floating-point tensor; `None` keeps the checkpoint's types.
+    pub fn new(config: &'a Config, tensors: TensorSource, compute_dtype: Option<Dtype>) -> Self {
+        Self { config, tensors, compute_dtype }
+    }
+
     /// The family's arguments from the effective config.
     pub fn args<T: DeserializeOwned>(&self) -> Result<T, LoadError> {
-        serde_json::from_value(self.config.clone()).map_err(|e| LoadError::Tensor(e.to_string()))
+        Ok(self.config.parse_text()?)
     }
 
     /// Leaves tensors aside that the family knows and does not use.
     pub fn ignore(&mut self, unused: impl Fn(&str) -> bool) {
-        self.tensors.retain(|name, _| !unused(name));
+        self.tensors.retain(|name| !unused(name));
     }
 
     /// Whether the checkpoint has a tensor.
     pub fn contains(&self, name: &str) -> bool {
-        self.tensors.contains_key(name)
+        self.tensors.contains(name)
     }
 
-    fn take(&mut self, name: &str) -> Result<Tensor, LoadError> {
-        self.tensors.remove(name).ok_or_else(|| LoadError::Tensor(format!("tensor `{name}` is missing")))
-    }
-
-    /// A floating-point tensor of a shape, in the compute type.
-    fn floating(&mut self, name: &str, shape: &[i32]) -> Result<Array, LoadError> {
-        let array = Array::from_tensor(&self.take(name)?)?;
-        if array.shape() != shape {
-            return Err(LoadError::Tensor(format!(
-                "tensor `{name}` has shape {:?}, expected {shape:?}",
-                array.shape()
-            )));
-        }
-        match self.compute_dtype {
-            Some(dtype) if array.dtype().is_floating() && array.dtype() != dtype => Ok(array.astype(dtype)?),
-            _ => Ok(array),
-        }
-    }
-
-    fn weight(&mut self, path: &str, output: i32, input: i32) -> Result<Weight, LoadError> {
-        let _: Option<Quantization> = None;
-        Ok(Weight::Dense(self.floating(&format!("{path}.weight"), &[output, input])?))
+    /// Ends loading: nothing may be left over.
+    pub fn finish(self, family: &str) -> Result<(), LoadError> {
+        Ok(self.tensors.finish(family)?)
     }
 
     /// A linear layer `[input] -> [output]`, quantized if the checkpoint's is.
@@ -106,4 +103,35 @@ impl Loader {
             NormKind::GemmaRms { eps } => RmsNorm::new(weight.add_scalar(1.0)?, eps),
         })
     }
+
+    fn weight(&mut self, path: &str, output: i32, input: i32) -> Result<Weight, LoadError> {
+        match self.tensors.take_weight(path, &sizes(&[output, input])?)? {
+            WeightTensors::Dense(weight) => Ok(Weight::Dense(self.cast(&weight)?)),
+            WeightTensors::Quantized { weight, scales, biases, params } => Ok(Weight::Quantized {
+                weight: Array::from_tensor(&weight)?,
+                scales: self.cast(&scales)?,
+                biases: biases.map(|biases| self.cast(&biases)).transpose()?,
+                params,
+            }),
+        }
+    }
+
+    fn floating(&mut self, name: &str, shape: &[i32]) -> Result<Array, LoadError> {
+        let tensor = self.tensors.take(name, &sizes(shape)?)?;
+        self.cast(&tensor)
+    }
+
+    fn cast(&self, tensor: &Tensor) -> Result<Array, LoadError> {
+        let array = Array::from_tensor(tensor)?;
+        match self.compute_dtype {
+            Some(dtype) if array.dtype().is_floating() && array.dtype() != dtype => Ok(array.astype(dtype)?),
+            _ => Ok(array),
+        }
+    }
+}
+
+fn sizes(shape: &[i32]) -> Result<Vec<usize>, ConfigError> {
+    let size = |&dim: &i32| usize::try_from(dim).ok().filter(|&dim| dim > 0);
+    let wrong = || ConfigError::new("hidden_size", format!("and its like give a tensor of shape {shape:?}"));
+    shape.iter().map(size).collect::<Option<_>>().ok_or_else(wrong)
 }

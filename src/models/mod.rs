@@ -13,7 +13,8 @@ mod qwen3;
 pub mod rope;
 
 use crate::cache::{LayerCache, LayerKind};
-use crate::mlx::{Array, Result};
+use crate::checkpoint::{Config, TensorSource};
+use crate::mlx::{Array, Dtype, Result};
 use loader::{LoadError, Loader};
 
 /// A language model: token ids to logits.
@@ -71,4 +72,24 @@ const FAMILIES: &[(&str, Load)] = &[
 /// The families there are, sorted.
 pub fn families() -> impl Iterator<Item = &'static str> {
     FAMILIES.iter().map(|(name, _)| *name)
+}
+
+/// Builds the model of a checkpoint. Weights stay mapped; nothing is read before it is used.
+///
+/// # Errors
+/// An unknown family, a config value it cannot use, or tensors that are missing, misshapen or left over.
+pub fn load(
+    config: &Config,
+    tensors: TensorSource,
+    compute_dtype: Option<Dtype>,
+) -> std::result::Result<Box<dyn Model>, LoadError> {
+    let family = config.family()?;
+    let Some((_, load)) = FAMILIES.iter().find(|(name, _)| *name == family) else {
+        let supported = families().collect::<Vec<_>>().join(", ");
+        return Err(LoadError::UnknownFamily { family: family.to_owned(), supported });
+    };
+    let mut loader = Loader::new(config, tensors, compute_dtype);
+    let model = load(&mut loader)?;
+    loader.finish(family)?;
+    Ok(model)
 }

@@ -2,8 +2,9 @@
 
 use super::{Linear, RmsNorm};
 use crate::cache::{Attended, LayerCache, Packed, causal_mask};
+use crate::checkpoint::QuantParams;
 use crate::mlx::fast::{self, Mask};
-use crate::mlx::{Array, Dtype, Error, Quantization, Result, quantized_matmul};
+use crate::mlx::{Array, Dtype, Error, Result, quantized_matmul};
 use crate::models::loader::{LoadError, Loader, NormKind};
 use crate::models::rope::Rope;
 
@@ -135,7 +136,7 @@ fn quantized_attention(
     values: &Packed,
     scale: f32,
     mask: &Mask,
-    scheme: Quantization,
+    scheme: QuantParams,
 ) -> Result<Array> {
     let [batch, heads, length, dims] = *queries.shape() else {
         return Err(Error::new(format!("attention needs four axes, got {queries:?}")));

@@ -1,6 +1,7 @@
 //! Linear and embedding layers, dense or quantized.
 
-use crate::mlx::{Array, Quantization, Result, dequantize, quantized_matmul};
+use crate::checkpoint::QuantParams;
+use crate::mlx::{Array, Result, dequantize, quantized_matmul};
 
 /// A weight matrix `[out, in]`, as it lies in the checkpoint.
 #[derive(Clone, Debug)]
@@ -16,7 +17,7 @@ pub enum Weight {
         /// As the scales; affine mode only.
         biases: Option<Array>,
         /// The coding.
-        quantization: Quantization,
+        params: QuantParams,
     },
 }
 
@@ -25,8 +26,8 @@ impl Weight {
     pub fn project(&self, x: &Array) -> Result<Array> {
         match self {
             Self::Dense(weight) => x.matmul(&weight.t()?),
-            Self::Quantized { weight, scales, biases, quantization } => {
-                quantized_matmul(x, weight, scales, biases.as_ref(), true, *quantization)
+            Self::Quantized { weight, scales, biases, params } => {
+                quantized_matmul(x, weight, scales, biases.as_ref(), true, *params)
             }
         }
     }
@@ -81,9 +82,9 @@ impl Embedding {
     pub fn forward(&self, ids: &Array) -> Result<Array> {
         match &self.weight {
             Weight::Dense(weight) => weight.take(ids, 0),
-            Weight::Quantized { weight, scales, biases, quantization } => {
+            Weight::Quantized { weight, scales, biases, params } => {
                 let biases = biases.as_ref().map(|biases| biases.take(ids, 0)).transpose()?;
-                dequantize(&weight.take(ids, 0)?, &scales.take(ids, 0)?, biases.as_ref(), *quantization)
+                dequantize(&weight.take(ids, 0)?, &scales.take(ids, 0)?, biases.as_ref(), *params)
             }
         }
     }
