@@ -7,13 +7,13 @@ use std::io::{self, IsTerminal};
 
 use serde_json::{Map, Value};
 
+use crate::args::Truth;
 use crate::args::kv_cache::KvCacheArgs;
 use crate::args::model::ModelArgs;
 use crate::args::numerics::NumericsArgs;
 use crate::args::sampling::{PenaltyArgs, SamplingArgs};
 use crate::args::stopping::{StopArgs, TokenLimit};
 use crate::args::template::TemplateArgs;
-use crate::args::Truth;
 use crate::engine::{Engine, FinishReason, LoadOptions, Message, Prompt, Request, message};
 use crate::exit::ExitStatus;
 use crate::interrupt::Interrupt;
@@ -55,7 +55,14 @@ pub struct ChatArgs {
     stopping: StopArgs,
 
     /// Most tokens of a reply; -1 for no limit
-    #[arg(short, long, value_name = "N", default_value = "256", allow_negative_numbers = true, help_heading = "Stopping")]
+    #[arg(
+        short,
+        long,
+        value_name = "N",
+        default_value = "256",
+        allow_negative_numbers = true,
+        help_heading = "Stopping"
+    )]
     max_tokens: TokenLimit,
 
     #[command(flatten)]
@@ -289,7 +296,8 @@ mod tests {
             printer: &printer,
             interrupt,
         };
-        let mut reader = Typed { lines: lines.iter().copied().collect(), interactive, remembered: Vec::new() };
+        let mut reader =
+            Typed { lines: lines.iter().copied().collect(), interactive, remembered: Vec::new() };
         let status = conversation.hold(&mut reader).unwrap();
         (status, captured, reader.remembered)
     }
@@ -317,8 +325,8 @@ mod tests {
     #[test]
     fn ctrl_c_stops_a_reply_and_keeps_the_conversation() {
         let interrupt = Interrupt::default();
-        let mut engine =
-            Scripted::replying(&[&["one ", "two ", "three"], &["ok"]]).interrupted_after(2, interrupt.clone());
+        let mut engine = Scripted::replying(&[&["one ", "two ", "three"], &["ok"]])
+            .interrupted_after(2, interrupt.clone());
         let (status, captured, _) = hold(&mut engine, interrupt, true, &["count", "go on"]);
         assert_eq!(status, ExitStatus::Success);
         assert_eq!(captured.out(), "one two \nok\n");

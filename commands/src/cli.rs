@@ -47,7 +47,14 @@ struct GlobalArgs {
     no_progress: bool,
 
     /// When to use colours
-    #[arg(long, global = true, value_name = "WHEN", value_enum, default_value_t, hide_possible_values = true)]
+    #[arg(
+        long,
+        global = true,
+        value_name = "WHEN",
+        value_enum,
+        default_value_t,
+        hide_possible_values = true
+    )]
     color: ColorMode,
 }
 
@@ -74,7 +81,8 @@ impl Cli {
             (1, _) => Verbosity::Quiet,
             _ => Verbosity::Silent,
         };
-        let unwanted = self.global.no_progress || env::get(env::MLX_BUN_NO_PROGRESS).is_some_and(|v| v != "0");
+        let unwanted =
+            self.global.no_progress || env::get(env::MLX_BUN_NO_PROGRESS).is_some_and(|v| v != "0");
         Printer::new(verbosity, self.global.color, !unwanted)
     }
 }
@@ -103,7 +111,8 @@ pub fn parse(arguments: &[OsString]) -> anyhow::Result<Result<Cli, ExitStatus>> 
 }
 
 fn say(error: &clap::Error, color: ColorMode) -> anyhow::Result<ExitStatus> {
-    let on_terminal = if error.use_stderr() { std::io::stderr().is_terminal() } else { std::io::stdout().is_terminal() };
+    let on_terminal =
+        if error.use_stderr() { std::io::stderr().is_terminal() } else { std::io::stdout().is_terminal() };
     let styled = error.render();
     let text = match color.resolve(on_terminal, env::get) {
         true => styled.ansi().to_string(),

@@ -44,7 +44,10 @@ pub const GROUPS: &[Group] = &[
                 name: MLX_BUN_BACKEND,
                 doc: "Read by `scripts/mlx-bun`: `cpu` (default) or `cuda13`, the MLX build to run on (Linux)",
             },
-            Variable { name: MLX_BUN_NO_PROGRESS, doc: "Set to `1` for no progress bars, as `--no-progress`" },
+            Variable {
+                name: MLX_BUN_NO_PROGRESS,
+                doc: "Set to `1` for no progress bars, as `--no-progress`",
+            },
         ],
     ),
     (
@@ -65,7 +68,10 @@ pub const GROUPS: &[Group] = &[
         "Terminal and files",
         &[
             Variable { name: NO_COLOR, doc: "Any value but the empty one: no colours" },
-            Variable { name: FORCE_COLOR, doc: "Any value but the empty one and `0`: colours even into a pipe" },
+            Variable {
+                name: FORCE_COLOR,
+                doc: "Any value but the empty one and `0`: colours even into a pipe",
+            },
             Variable { name: CLICOLOR_FORCE, doc: "As `FORCE_COLOR`" },
             Variable { name: TERM, doc: "`dumb`: no colours and no progress bars" },
             Variable {

@@ -22,7 +22,10 @@ impl ExitStatus {
     pub const ALL: [(Self, &'static str); 5] = [
         (Self::Success, "success, also when the reader of standard output went away (`mlx-bun ... | head`)"),
         (Self::Failure, "the work could not be done, or a check failed"),
-        (Self::Usage, "wrong usage: an unknown flag or verb, a value out of range, flags that exclude each other"),
+        (
+            Self::Usage,
+            "wrong usage: an unknown flag or verb, a value out of range, flags that exclude each other",
+        ),
         (Self::Interrupted, "interrupted by Ctrl-C (SIGINT)"),
         (Self::Terminated, "ended by SIGTERM"),
     ];

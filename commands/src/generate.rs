@@ -48,7 +48,14 @@ pub struct GenerateArgs {
     stopping: StopArgs,
 
     /// Most tokens to generate; -1 for no limit
-    #[arg(short, long, value_name = "N", default_value = "100", allow_negative_numbers = true, help_heading = "Stopping")]
+    #[arg(
+        short,
+        long,
+        value_name = "N",
+        default_value = "100",
+        allow_negative_numbers = true,
+        help_heading = "Stopping"
+    )]
     max_tokens: TokenLimit,
 
     #[command(flatten)]
@@ -101,7 +108,8 @@ struct Plan {
 impl GenerateArgs {
     fn resolve(&self, warnings: &mut Warnings) -> anyhow::Result<Plan> {
         let (source, word_model) = self.prompt.resolve(self.model.model.is_some())?;
-        let model = ModelArgs { model: word_model.or_else(|| self.model.model.clone()), ..self.model.clone() };
+        let model =
+            ModelArgs { model: word_model.or_else(|| self.model.model.clone()), ..self.model.clone() };
         self.stopping.check()?;
         let kv_cache = self.kv_cache.resolve(warnings)?;
         let form = match source {
@@ -182,7 +190,8 @@ fn chat(
     prefill: Option<String>,
     variables: Map<String, Value>,
 ) -> Prompt {
-    let has_system = messages.first().and_then(|first| first.get("role")).is_some_and(|role| role == "system");
+    let has_system =
+        messages.first().and_then(|first| first.get("role")).is_some_and(|role| role == "system");
     if let Some(system) = system.filter(|_| !has_system) {
         messages.insert(0, message("system", system));
     }
@@ -315,7 +324,8 @@ mod tests {
 
     #[test]
     fn flags_that_a_raw_prompt_ignores_are_pointed_out() {
-        let (_, warnings) = plan(&["--raw", "--system-prompt", "s", "--prefill-response", "p", "hi"]).unwrap();
+        let (_, warnings) =
+            plan(&["--raw", "--system-prompt", "s", "--prefill-response", "p", "hi"]).unwrap();
         assert_eq!(
             warnings,
             ["`--system-prompt` does nothing with `--raw`", "`--prefill-response` does nothing with `--raw`"]
@@ -342,7 +352,9 @@ mod tests {
             first.request.prompt,
             chat_of(vec![message("system", "flag"), message("user", "a")], false)
         );
-        let Prompt::Chat { messages, variables, .. } = &second.request.prompt else { panic!("a conversation") };
+        let Prompt::Chat { messages, variables, .. } = &second.request.prompt else {
+            panic!("a conversation")
+        };
         assert_eq!(messages[0], message("system", "own"));
         assert_eq!(messages.len(), 2);
         assert_eq!(variables.get("k"), Some(&Value::from(1)));
@@ -356,8 +368,7 @@ mod tests {
     fn a_failing_line_leaves_its_error_in_its_place_and_the_rest_goes_on() {
         let (printer, captured) = Printer::captured(Verbosity::Quiet);
         let mut engine = Scripted::replying(&[&["one"], &["two"]]).failing("too long");
-        let status =
-            answer(&mut engine, &jobs(2), Form::Lines, &printer, &Interrupt::default()).unwrap();
+        let status = answer(&mut engine, &jobs(2), Form::Lines, &printer, &Interrupt::default()).unwrap();
         assert_eq!(status, ExitStatus::Failure);
         let out = captured.out();
         let lines: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();

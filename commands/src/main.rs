@@ -11,6 +11,7 @@ mod error;
 mod exit;
 mod generate;
 mod interrupt;
+mod load;
 mod man;
 mod output;
 mod printer;
@@ -30,9 +31,9 @@ fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().collect();
     let status = match cli::parse(&arguments) {
         Ok(Ok(cli)) => {
+            let complaints = cli.printer();
             let printer = cli.printer();
-            let result = run(cli.verb, cli.printer());
-            result.unwrap_or_else(|error| report(&error, &printer))
+            run(cli.verb, printer).unwrap_or_else(|error| report(&error, &complaints))
         }
         Ok(Err(status)) => status,
         Err(error) => report(&error, &Printer::new(Verbosity::Default, ColorMode::Auto, false)),

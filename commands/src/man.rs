@@ -42,8 +42,9 @@ pub fn run(args: &ManArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
     command.build();
     let pages = pages(&command)?;
     if let Some(dir) = &args.dir {
-        let cannot =
-            |path: &std::path::Path, error| Complaint::failure(format!("cannot write `{}`: {error}", path.display()));
+        let cannot = |path: &std::path::Path, error| {
+            Complaint::failure(format!("cannot write `{}`: {error}", path.display()))
+        };
         fs::create_dir_all(dir).map_err(|error| cannot(dir, error))?;
         for (name, page) in &pages {
             let path = dir.join(format!("{name}.1"));
@@ -58,7 +59,9 @@ pub fn run(args: &ManArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
         Some(Some(verb)) => format!("mlx-bun-{}", verb.get_name()),
         Some(None) => {
             let verb = verb.map_or("", String::as_str);
-            return Err(Complaint::usage(format!("no verb `{verb}`")).hint("`mlx-bun --help` lists them").into());
+            return Err(Complaint::usage(format!("no verb `{verb}`"))
+                .hint("`mlx-bun --help` lists them")
+                .into());
         }
     };
     let page = pages.iter().find(|(name, _)| *name == wanted);

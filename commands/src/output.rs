@@ -157,8 +157,7 @@ pub fn print_stats(reply: &Reply, printer: &Printer) {
     if reply.tokens.is_empty() && reply.finish_reason != FinishReason::Interrupted {
         printer.note("No text generated for this prompt");
     }
-    printer
-        .note(&format!("Prompt: {} tokens, {:.3} tokens-per-sec", stats.prompt_tokens, stats.prompt_tps));
+    printer.note(&format!("Prompt: {} tokens, {:.3} tokens-per-sec", stats.prompt_tokens, stats.prompt_tps));
     printer.note(&format!(
         "Generation: {} tokens, {:.3} tokens-per-sec",
         stats.generation_tokens, stats.generation_tps

@@ -298,11 +298,7 @@ pub fn stdout_closed(error: &anyhow::Error) -> bool {
 /// The text without characters that steer a terminal; line ends and tabs stay.
 fn printable(text: &str) -> Cow<'_, str> {
     let steers = |c: char| c.is_control() && c != '\n' && c != '\t';
-    if text.contains(steers) {
-        Cow::Owned(text.replace(steers, "\u{fffd}"))
-    } else {
-        Cow::Borrowed(text)
-    }
+    if text.contains(steers) { Cow::Owned(text.replace(steers, "\u{fffd}")) } else { Cow::Borrowed(text) }
 }
 
 /// Plain colours, a visible cursor, a fresh line: how a terminal is left when the program is cut short.

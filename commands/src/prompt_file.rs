@@ -255,7 +255,10 @@ mod tests {
         )
         .unwrap();
         let sampling = &flags.sampling;
-        assert_eq!((sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p), (1.0, 0.5, 3, 0.1));
+        assert_eq!(
+            (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p),
+            (1.0, 0.5, 3, 0.1)
+        );
         assert_eq!((sampling.xtc_probability, sampling.xtc_threshold, sampling.seed), (1.0, 0.2, Some(9)));
         let penalties = &flags.penalties;
         assert_eq!(penalties.repetition_penalty, Some(2.0));
@@ -274,7 +277,9 @@ mod tests {
         assert_eq!(error("{\"messages\":[]}"), "line 1: `messages` is empty");
         assert_eq!(error("{\"messages\":[{\"content\":\"x\"}]}"), "line 1: `messages[0]` has no `role`");
         assert_eq!(error("\n"), "line 1: no prompts");
-        assert!(error("{\"prompt\":\"a\",\"tempreature\":1}").starts_with("line 1: unknown field `tempreature`"));
+        assert!(
+            error("{\"prompt\":\"a\",\"tempreature\":1}").starts_with("line 1: unknown field `tempreature`")
+        );
         assert!(error("{\"prompt\":").starts_with("line 1: EOF while parsing"));
         assert!(error("{\"prompt\":\"a\",\"max_tokens\":true}").starts_with("line 1: invalid type: boolean"));
         assert_eq!(error("{\"prompt\":\"a\",\"temperature\":9}"), "line 1: `temperature` must be in [0, 5]");

@@ -55,8 +55,9 @@ fn exit_codes() -> Result<String, std::fmt::Error> {
 }
 
 fn environment() -> Result<String, std::fmt::Error> {
-    let mut page =
-        format!("{NOTICE}\n# Environment variables\n\nFlags win over variables. An empty variable counts as unset.\n");
+    let mut page = format!(
+        "{NOTICE}\n# Environment variables\n\nFlags win over variables. An empty variable counts as unset.\n"
+    );
     for (heading, variables) in env::GROUPS {
         write!(page, "\n## {heading}\n\n| variable | what it does |\n| --- | --- |\n")?;
         for variable in *variables {

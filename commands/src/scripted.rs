@@ -7,8 +7,7 @@ use std::path::Path;
 use mlx_bun::sampling::{PenaltyParams, SamplingParams};
 
 use crate::engine::{
-    Candidate, Engine, Event, FinishReason, Prompt, Request, SavedCache, Sink, Stats, Summary,
-    TokenLogprobs,
+    Candidate, Engine, Event, FinishReason, Prompt, Request, SavedCache, Sink, Stats, Summary, TokenLogprobs,
 };
 use crate::interrupt::Interrupt;
 
@@ -77,11 +76,8 @@ impl Engine for Scripted {
         for (index, segment) in segments.iter().enumerate() {
             let id = index as u32;
             let candidate = Candidate { id, token: segment.clone(), logprob: -0.5 };
-            let logprobs = request.logprobs.map(|_| TokenLogprobs {
-                id,
-                logprob: -0.5,
-                top_logprobs: vec![candidate],
-            });
+            let logprobs =
+                request.logprobs.map(|_| TokenLogprobs { id, logprob: -0.5, top_logprobs: vec![candidate] });
             let _ = sink(Event::Token { id, logprobs })?;
             if let Some((at, interrupt)) = &self.interrupted_after
                 && *at == index + 1

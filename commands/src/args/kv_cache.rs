@@ -1,14 +1,16 @@
 //! The key-value cache: its size, its packing, how fast it is filled.
 
-use clap::builder::PossibleValuesParser;
-use clap::builder::TypedValueParser as _;
+use std::num::ParseIntError;
+use std::str::FromStr;
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use mlx_bun::generate::step::{KvQuantization, PREFILL_STEP_SIZE};
 
 use super::{Warnings, range};
 use crate::error::Complaint;
 
 /// Values that share a scale, unless asked otherwise (mlx-lm's default).
-const GROUP_SIZE: i32 = 64;
+const GROUP_SIZE: u32 = 64;
 /// Positions before `--kv-bits` packs anything, unless asked otherwise (mlx-lm's default).
 const QUANTIZED_START: i32 = 5000;
 
@@ -27,12 +29,12 @@ pub struct KvCacheArgs {
     pub kv_quant: Option<String>,
 
     /// Pack the cache to this many bits a value
-    #[arg(long, value_name = "BITS", value_parser = integers(["2", "3", "4", "5", "6", "8"]))]
-    pub kv_bits: Option<i32>,
+    #[arg(long, value_name = "BITS", value_parser = integers::<u8, 6>(["2", "3", "4", "5", "6", "8"]))]
+    pub kv_bits: Option<u8>,
 
     /// Values that share a scale in the packed cache [default: 64]
-    #[arg(long, value_name = "N", value_parser = integers(["32", "64", "128"]))]
-    pub kv_group_size: Option<i32>,
+    #[arg(long, value_name = "N", value_parser = integers::<u32, 3>(["32", "64", "128"]))]
+    pub kv_group_size: Option<u32>,
 
     /// Positions to collect before the cache is packed [default: 5000 with --kv-bits, 0 with --kv-quant]
     #[arg(long, value_name = "N", value_parser = range::QUANTIZED_KV_START.parser())]
@@ -43,8 +45,11 @@ pub struct KvCacheArgs {
     pub prefill_step_size: usize,
 }
 
-fn integers<const N: usize>(allowed: [&'static str; N]) -> impl clap::builder::TypedValueParser<Value = i32> {
-    PossibleValuesParser::new(allowed).try_map(|text| text.parse::<i32>())
+fn integers<T, const N: usize>(allowed: [&'static str; N]) -> impl TypedValueParser<Value = T>
+where
+    T: FromStr<Err = ParseIntError> + Clone + Send + Sync + 'static,
+{
+    PossibleValuesParser::new(allowed).try_map(|text| text.parse::<T>())
 }
 
 /// How the cache is kept.
@@ -89,11 +94,7 @@ impl KvCacheArgs {
         for (flag, _) in idle.iter().filter(|(_, given)| *given && quantization.is_none()) {
             warnings.push(format!("`{flag}` does nothing without `--kv-bits` or `--kv-quant`"));
         }
-        Ok(KvCache {
-            max_size: self.max_kv_size,
-            quantization,
-            prefill_step_size: self.prefill_step_size,
-        })
+        Ok(KvCache { max_size: self.max_kv_size, quantization, prefill_step_size: self.prefill_step_size })
     }
 }
 
@@ -124,7 +125,10 @@ mod tests {
         assert_eq!(quantization(""), None);
         assert_eq!(quantization("--kv-quant off"), None);
         assert_eq!(quantization("--kv-quant 8"), Some(KvQuantization { bits: 8, group_size: 64, start: 0 }));
-        assert_eq!(quantization("--kv-bits 3"), Some(KvQuantization { bits: 3, group_size: 64, start: 5000 }));
+        assert_eq!(
+            quantization("--kv-bits 3"),
+            Some(KvQuantization { bits: 3, group_size: 64, start: 5000 })
+        );
         assert_eq!(
             quantization("--kv-bits 4 --kv-group-size 32 --quantized-kv-start 7"),
             Some(KvQuantization { bits: 4, group_size: 32, start: 7 })

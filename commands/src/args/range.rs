@@ -49,9 +49,8 @@ impl<T: Number> Range<T> {
     /// For clap.
     pub fn parser(self) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static {
         move |text| {
-            let value = text
-                .parse()
-                .map_err(|_| format!("must be {} in [{}, {}]", T::KIND, self.low, self.high))?;
+            let value =
+                text.parse().map_err(|_| format!("must be {} in [{}, {}]", T::KIND, self.low, self.high))?;
             self.check(value)
         }
     }

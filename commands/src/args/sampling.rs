@@ -312,7 +312,8 @@ mod tests {
 
     #[test]
     fn hlg_numbers_reach_the_engine() {
-        let flags = "--temp 1 --hlg-sampling on --hlg-width 1 --hlg-shoulder 2 --hlg-toe 3 --hlg-pivot-offset 5";
+        let flags =
+            "--temp 1 --hlg-sampling on --hlg-width 1 --hlg-shoulder 2 --hlg-toe 3 --hlg-pivot-offset 5";
         let hlg = parse(flags).sampling.resolve(&mut Vec::new()).hlg;
         let expected = Hlg { width: 1.0, shoulder: 2.0, toe: 3.0, pivot_offset: 5.0, base: HlgBase::Top };
         assert_eq!(hlg, Some(expected));
@@ -330,7 +331,8 @@ mod tests {
 
     #[test]
     fn logit_biases_come_as_pairs_or_json_and_the_last_wins() {
-        let probe = Probe::try_parse_from(["x", "--logit-bias", r#"{"1": 2, "7": -3.5}"#, "--logit-bias", "1=4"]);
+        let probe =
+            Probe::try_parse_from(["x", "--logit-bias", r#"{"1": 2, "7": -3.5}"#, "--logit-bias", "1=4"]);
         assert_eq!(probe.unwrap().penalties.resolve().logit_bias, [(1, 4.0), (7, -3.5)]);
         for wrong in ["5", "x=1", "5=x", "-1=2", "5=inf", "5=nan", "{\"5\": null}", "[1]", "{", "5=1e9"] {
             assert!(wrong.parse::<LogitBias>().is_err(), "{wrong}");

@@ -134,7 +134,10 @@ mod tests {
 
     #[test]
     fn a_fence_holds_anything() {
-        assert_eq!(inputs("\"\"\"\ndef f():\n    /exit\\\n\n\"\"\"\nx"), [said("def f():\n    /exit\\\n"), said("x")]);
+        assert_eq!(
+            inputs("\"\"\"\ndef f():\n    /exit\\\n\n\"\"\"\nx"),
+            [said("def f():\n    /exit\\\n"), said("x")]
+        );
         assert_eq!(inputs("\"\"\"a\nb\"\"\""), [said("a\nb")]);
         assert_eq!(inputs("\"\"\"a b\"\"\""), [said("a b")]);
         assert_eq!(inputs("\"\"\"\n\"\"\""), [Input::Empty]);
@@ -143,7 +146,10 @@ mod tests {
 
     #[test]
     fn commands() {
-        assert_eq!(inputs("/help\n/reset\n/exit\n/quit"), [Input::Help, Input::Reset, Input::Exit, Input::Exit]);
+        assert_eq!(
+            inputs("/help\n/reset\n/exit\n/quit"),
+            [Input::Help, Input::Reset, Input::Exit, Input::Exit]
+        );
         assert_eq!(inputs("/system"), [Input::System(None)]);
         assert_eq!(inputs("/system  be brief "), [Input::System(Some("be brief".to_owned()))]);
         assert_eq!(inputs("/hlep"), [Input::Unknown("hlep".to_owned())]);

@@ -6,7 +6,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use rustyline::error::ReadlineError;
-use rustyline::history::{FileHistory, History};
+use rustyline::history::FileHistory;
 use rustyline::{Config, Editor};
 
 use crate::env;
@@ -89,9 +89,8 @@ impl Terminal {
 
 /// Loads the history; its folder is made, for the user alone, if it is not there.
 fn open_history(editor: &mut Editor<(), FileHistory>, file: PathBuf) -> Result<PathBuf, String> {
-    let problem = |error: &dyn std::fmt::Display| {
-        format!("no history: `{}` cannot be used: {error}", file.display())
-    };
+    let problem =
+        |error: &dyn std::fmt::Display| format!("no history: `{}` cannot be used: {error}", file.display());
     if let Some(folder) = file.parent() {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(|error| problem(&error))?;
     }
@@ -143,6 +142,8 @@ fn history_under(state_home: Option<String>, home: Option<String>) -> Option<Pat
 
 #[cfg(test)]
 mod tests {
+    use rustyline::history::{History, SearchDirection};
+
     use super::*;
 
     #[test]
@@ -170,7 +171,7 @@ mod tests {
         assert_eq!((mode(file.parent().unwrap()), mode(&file)), (0o700, 0o600));
         let mut again = Editor::with_config(Config::builder().build()).unwrap();
         open_history(&mut again, file).unwrap();
-        assert_eq!(again.history().get(0, rustyline::history::SearchDirection::Forward).unwrap().unwrap().entry, "two\nlines");
+        assert_eq!(again.history().get(0, SearchDirection::Forward).unwrap().unwrap().entry, "two\nlines");
     }
 
     #[test]
