@@ -12,6 +12,7 @@ use crate::completions::CompletionsArgs;
 use crate::env;
 use crate::exit::ExitStatus;
 use crate::generate::GenerateArgs;
+use crate::goldens::Goldens;
 use crate::man::ManArgs;
 use crate::printer::{ColorMode, Printer, Verbosity};
 use crate::reference::DocsArgs;
@@ -66,6 +67,7 @@ pub enum Verb {
     Chat(Box<ChatArgs>),
     #[command(alias = "cache_prompt")]
     CachePrompt(Box<CachePromptArgs>),
+    Goldens(Goldens),
     Completions(CompletionsArgs),
     Man(ManArgs),
     #[command(hide = true)]

@@ -10,6 +10,7 @@ mod env;
 mod error;
 mod exit;
 mod generate;
+mod goldens;
 mod interrupt;
 mod load;
 mod man;
@@ -46,6 +47,10 @@ fn run(verb: Verb, printer: Printer) -> anyhow::Result<ExitStatus> {
         Verb::Generate(args) => generate::run(&args, printer, load::load),
         Verb::Chat(args) => chat::run(&args, printer, load::load),
         Verb::CachePrompt(args) => cache_prompt::run(&args, &printer, load::load),
+        Verb::Goldens(args) => {
+            let agrees = args.run(&mut printer.stdout())?;
+            Ok(if agrees { ExitStatus::Success } else { ExitStatus::Failure })
+        }
         Verb::Completions(args) => completions::run(&args, &printer),
         Verb::Man(args) => man::run(&args, &printer),
         Verb::Docs(args) => reference::run(&args, &printer),

@@ -13,6 +13,7 @@ pub mod generation_config;
 pub mod gguf;
 pub mod hub_cache;
 mod json;
+pub mod mapping;
 pub mod quantization;
 pub mod safetensors;
 pub mod safetensors_writer;

@@ -11,11 +11,11 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use memmap2::Mmap;
 use serde::Deserialize;
 use serde::de::{self, MapAccess, SeqAccess, Visitor};
 
 use super::error::{CheckpointError, shown_message, shown_name};
+use super::mapping::{MappedFile, map_file};
 use super::tensor::{ElementType, Tensor, TensorData};
 
 /// Longest header that is read, as in the reference crate.
@@ -222,7 +222,7 @@ fn check_tensors(
         .into_iter()
         .map(|(name, raw)| check_tensor(name, raw, data_start, data_size))
         .collect::<Result<Vec<_>, _>>()?;
-    tensors.sort_by(|a, b| (a.range.start, a.range.end).cmp(&(b.range.start, b.range.end)));
+    tensors.sort_by_key(|tensor| (tensor.range.start, tensor.range.end));
 
     let mut covered = data_start;
     let mut previous: Option<&TensorInfo> = None;
@@ -375,7 +375,7 @@ impl<'de> Deserialize<'de> for StringPairs {
 pub struct SafetensorsFile {
     path: PathBuf,
     header: Header,
-    map: Arc<Mmap>,
+    map: MappedFile,
 }
 
 impl SafetensorsFile {
@@ -390,12 +390,10 @@ impl SafetensorsFile {
             return Err(CheckpointError::NotAFile { file: path.to_owned() });
         }
         let file = File::open(path).map_err(unreadable)?;
-        // SAFETY: the mapping is read-only and private to this process. Another process may change the file
-        // under it, which is true of any mapped model; offsets are checked against the mapping's own length.
-        let map = unsafe { Mmap::map(&file) }.map_err(unreadable)?;
+        let map = map_file(&file).map_err(unreadable)?;
         let header =
             parse_header(&map).map_err(|cause| CheckpointError::Header { file: path.to_owned(), cause })?;
-        Ok(Self { path: path.to_owned(), header, map: Arc::new(map) })
+        Ok(Self { path: path.to_owned(), header, map })
     }
 
     /// Where the file is.

@@ -8,7 +8,7 @@ use std::path::{Component, Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::error::CheckpointError;
+use super::error::{CheckpointError, shown_message, shown_name};
 use super::json;
 use super::safetensors::{SafetensorsFile, StringPairs};
 use super::tensor::Tensor;
@@ -125,9 +125,8 @@ impl ShardIndex {
         let index = directory.join(INDEX_NAME);
         let Some(text) = json::read_bytes(&index)? else { return Ok(None) };
         let broken = |message: String| CheckpointError::Json { file: index.clone(), message };
-        let file: File = serde_json::from_slice(&text).map_err(|error| {
-            broken(format!("not a valid index: {}", super::error::shown_message(&error.to_string())))
-        })?;
+        let file: File = serde_json::from_slice(&text)
+            .map_err(|error| broken(format!("not a valid index: {}", shown_message(&error.to_string()))))?;
 
         let mut shards = BTreeMap::<String, Vec<String>>::new();
         let mut seen = BTreeSet::new();
@@ -136,10 +135,7 @@ impl ShardIndex {
                 return Err(CheckpointError::UnsafeShardName { index, tensor, shard });
             }
             if !seen.insert(tensor.clone()) {
-                return Err(broken(format!(
-                    "tensor `{}` is listed twice",
-                    super::error::shown_name(&tensor)
-                )));
+                return Err(broken(format!("tensor `{}` is listed twice", shown_name(&tensor))));
             }
             shards.entry(shard).or_default().push(tensor);
         }

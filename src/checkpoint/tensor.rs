@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use memmap2::Mmap;
+use super::mapping::MappedFile;
 
 /// Element types that checkpoints store and MLX can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -103,7 +103,7 @@ pub enum TensorData {
     /// A range of a mapped file; nothing is read before it is touched.
     Mapped {
         /// The whole file.
-        file: Arc<Mmap>,
+        file: MappedFile,
         /// Where the tensor lies in it. Whoever builds this has checked it against the file's length.
         range: Range<usize>,
     },

@@ -106,7 +106,7 @@ impl<'a> Loader<'a> {
 
     fn weight(&mut self, path: &str, output: i32, input: i32) -> Result<Weight, LoadError> {
         match self.tensors.take_weight(path, &sizes(&[output, input])?)? {
-            WeightTensors::Dense(weight) => Ok(Weight::Dense(self.cast(&weight)?)),
+            WeightTensors::Dense(weight) => Ok(Weight::dense(self.cast(&weight)?)?),
             WeightTensors::Quantized { weight, scales, biases, params } => Ok(Weight::Quantized {
                 weight: Array::from_tensor(&weight)?,
                 scales: self.cast(&scales)?,

@@ -3,13 +3,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use memmap2::Mmap;
 
 use super::affine;
 use super::blocks::dequantize;
 use super::ggml_type::GgmlType;
 use super::header::TensorInfo;
 use super::permute::RowOrder;
+use crate::checkpoint::mapping::MappedFile;
 use crate::checkpoint::tensor::{ElementType, Tensor, TensorData};
 
 /// Stored bytes that one thread takes at a time.
@@ -47,7 +47,7 @@ pub enum Converted {
 }
 
 /// Converts tensors of `file`, in the order of `recipes`. What needs no change stays mapped.
-pub fn convert(file: &Arc<Mmap>, recipes: &[Recipe]) -> Vec<Converted> {
+pub fn convert(file: &MappedFile, recipes: &[Recipe]) -> Vec<Converted> {
     let mut outputs: Vec<Output> = recipes.iter().map(Output::prepare).collect();
     fill(file, recipes, &mut outputs);
 
@@ -107,7 +107,7 @@ impl Output {
         }
     }
 
-    fn finish(self, file: &Arc<Mmap>, info: &TensorInfo) -> Converted {
+    fn finish(self, file: &MappedFile, info: &TensorInfo) -> Converted {
         let owned = |dtype, shape, bytes| Tensor { dtype, shape, data: TensorData::Owned(Arc::new(bytes)) };
         match self {
             Self::Mapped(dtype) => {

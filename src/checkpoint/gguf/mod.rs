@@ -25,9 +25,8 @@ mod vocabulary;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::Path;
-use std::sync::Arc;
 
-use memmap2::Mmap;
+
 use serde_json::{Map, Value, json};
 
 use self::config::Configuration;
@@ -37,6 +36,7 @@ use self::ggml_type::GgmlType;
 use self::header::{Header, TensorInfo};
 use self::names::{Architecture, Place, Role};
 use self::permute::RowOrder;
+use crate::checkpoint::mapping::{MappedFile, map_file};
 use crate::checkpoint::tensor::Tensor;
 
 /// A model read from a GGUF file.
@@ -65,18 +65,15 @@ pub fn load(path: &Path) -> Result<GgufModel, GgufError> {
     map(path).and_then(|file| read(&file)).map_err(|fault| GgufError { path: path.to_owned(), fault })
 }
 
-fn map(path: &Path) -> Result<Arc<Mmap>, Fault> {
+fn map(path: &Path) -> Result<MappedFile, Fault> {
     let file = File::open(path)?;
     if file.metadata()?.len() == 0 {
         return Err(Fault::NotGguf);
     }
-    // SAFETY: the map is read-only and private. Another process that cuts the file short while it is mapped can
-    // still end this one with SIGBUS, as with any mapped file; models are replaced by rename, not in place.
-    let map = unsafe { Mmap::map(&file) }?;
-    Ok(Arc::new(map))
+    Ok(map_file(&file)?)
 }
 
-fn read(file: &Arc<Mmap>) -> Result<GgufModel, Fault> {
+fn read(file: &MappedFile) -> Result<GgufModel, Fault> {
     let header = Header::parse(file)?;
     if let Some(parts) = header.metadata.integer("split.count")?.filter(|&parts| parts > 1) {
         return Err(Fault::Split(parts));

@@ -7,7 +7,12 @@ use crate::mlx::{Array, Result, dequantize, quantized_matmul};
 #[derive(Clone, Debug)]
 pub enum Weight {
     /// In a floating-point type.
-    Dense(Array),
+    Dense {
+        /// `[out, in]`.
+        weight: Array,
+        /// The same, seen as `[in, out]`; made once, since each step would otherwise make it again.
+        transposed: Array,
+    },
     /// Packed along the input axis.
     Quantized {
         /// `uint32`, `[out, in * bits / 32]`.
@@ -22,10 +27,15 @@ pub enum Weight {
 }
 
 impl Weight {
+    /// A matrix in a floating-point type.
+    pub fn dense(weight: Array) -> Result<Self> {
+        Ok(Self::Dense { transposed: weight.t()?, weight })
+    }
+
     /// `x @ weight.T`.
     pub fn project(&self, x: &Array) -> Result<Array> {
         match self {
-            Self::Dense(weight) => x.matmul(&weight.t()?),
+            Self::Dense { transposed, .. } => x.matmul(transposed),
             Self::Quantized { weight, scales, biases, params } => {
                 quantized_matmul(x, weight, scales, biases.as_ref(), true, *params)
             }
@@ -35,7 +45,7 @@ impl Weight {
     /// The arrays it is made of.
     pub fn arrays(&self) -> Vec<&Array> {
         match self {
-            Self::Dense(weight) => vec![weight],
+            Self::Dense { weight, .. } => vec![weight],
             Self::Quantized { weight, scales, biases, .. } => {
                 [weight, scales].into_iter().chain(biases.as_ref()).collect()
             }
@@ -60,7 +70,7 @@ impl Linear {
     pub fn forward(&self, x: &Array) -> Result<Array> {
         match (&self.weight, &self.bias) {
             (weight, None) => weight.project(x),
-            (Weight::Dense(weight), Some(bias)) => bias.addmm(x, &weight.t()?),
+            (Weight::Dense { transposed, .. }, Some(bias)) => bias.addmm(x, transposed),
             (weight, Some(bias)) => weight.project(x)?.add(bias),
         }
     }
@@ -81,7 +91,7 @@ impl Embedding {
     /// `[B, L]` ids to `[B, L, dims]`.
     pub fn forward(&self, ids: &Array) -> Result<Array> {
         match &self.weight {
-            Weight::Dense(weight) => weight.take(ids, 0),
+            Weight::Dense { weight, .. } => weight.take(ids, 0),
             Weight::Quantized { weight, scales, biases, params } => {
                 let biases = biases.as_ref().map(|biases| biases.take(ids, 0)).transpose()?;
                 dequantize(&weight.take(ids, 0)?, &scales.take(ids, 0)?, biases.as_ref(), *params)
