@@ -13,6 +13,7 @@ use crate::args::template::TemplateArgs;
 use crate::engine::{Engine, Event, LoadOptions, Prompt, message};
 use crate::error::Complaint;
 use crate::exit::ExitStatus;
+use crate::generate::MORE;
 use crate::interrupt::Interrupt;
 use crate::printer::Printer;
 
@@ -23,7 +24,7 @@ Example:
 
 /// Compute a long prompt once and save it for `generate --prompt-cache-file`
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_long_help = EXAMPLES)]
+#[command(after_help = MORE, after_long_help = EXAMPLES)]
 pub struct CachePromptArgs {
     /// The file to write
     #[arg(long, value_name = "FILE", help_heading = "Prompt")]

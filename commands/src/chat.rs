@@ -16,6 +16,7 @@ use crate::args::stopping::{StopArgs, TokenLimit};
 use crate::args::template::TemplateArgs;
 use crate::engine::{Engine, FinishReason, LoadOptions, Message, Prompt, Request, message};
 use crate::exit::ExitStatus;
+use crate::generate::MORE;
 use crate::interrupt::Interrupt;
 use crate::output;
 use crate::printer::{Printer, Verbosity, stdout_closed};
@@ -41,7 +42,7 @@ In the conversation:
 
 /// Talk with a model
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_long_help = EXAMPLES)]
+#[command(after_help = MORE, after_long_help = EXAMPLES)]
 pub struct ChatArgs {
     #[command(flatten)]
     model: ModelArgs,

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ErrorKind};
 use clap::{ArgAction, ColorChoice, CommandFactory, FromArgMatches};
 
 use crate::cache_prompt::CachePromptArgs;
@@ -108,7 +108,13 @@ pub fn parse(arguments: &[OsString]) -> anyhow::Result<Result<Cli, ExitStatus>> 
     let parsed = command.try_get_matches_from(arguments).and_then(|matches| Cli::from_arg_matches(&matches));
     match parsed {
         Ok(cli) => Ok(Ok(cli)),
-        Err(error) => say(&error, color).map(Err),
+        Err(mut error) => {
+            // "To pass '--x' as a value, use '-- --x'" helps nobody who mistyped a flag.
+            if error.get(ContextKind::SuggestedArg).is_none() {
+                error.remove(ContextKind::Suggested);
+            }
+            say(&error, color).map(Err)
+        }
     }
 }
 

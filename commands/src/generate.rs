@@ -20,6 +20,9 @@ use crate::output;
 use crate::printer::{Printer, Verbosity};
 use crate::prompt_file::{self, Overridable};
 
+/// Ends the short help of verbs with many flags.
+pub const MORE: &str = "--help lists every flag, with examples.";
+
 const EXAMPLES: &str = "\
 Examples:
   mlx-bun generate \"What is the capital of France?\"
@@ -32,7 +35,7 @@ The reply goes to standard output, statistics and everything else to standard er
 
 /// Answer a prompt and exit
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_long_help = EXAMPLES)]
+#[command(after_help = MORE, after_long_help = EXAMPLES)]
 pub struct GenerateArgs {
     #[command(flatten)]
     prompt: PromptArgs,

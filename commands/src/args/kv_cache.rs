@@ -19,7 +19,7 @@ const QUANTIZED_START: i32 = 5000;
 #[command(next_help_heading = "Key-value cache")]
 pub struct KvCacheArgs {
     /// Keep at most this many positions: the first 4 and the most recent ones
-    #[arg(long, value_name = "N", value_parser = range::MAX_KV_SIZE.parser())]
+    #[arg(long, value_name = "N", value_parser = range::MAX_KV_SIZE.parser(), hide_short_help = true)]
     pub max_kv_size: Option<i32>,
 
     /// Pack the cache to 4 or 8 bits from the first token on, or not
@@ -29,19 +29,19 @@ pub struct KvCacheArgs {
     pub kv_quant: Option<String>,
 
     /// Pack the cache to this many bits a value
-    #[arg(long, value_name = "BITS", value_parser = integers::<u8, 6>(["2", "3", "4", "5", "6", "8"]))]
+    #[arg(long, value_name = "BITS", value_parser = integers::<u8, 6>(["2", "3", "4", "5", "6", "8"]), hide_short_help = true)]
     pub kv_bits: Option<u8>,
 
     /// Values that share a scale in the packed cache [default: 64]
-    #[arg(long, value_name = "N", value_parser = integers::<u32, 3>(["32", "64", "128"]))]
+    #[arg(long, value_name = "N", value_parser = integers::<u32, 3>(["32", "64", "128"]), hide_short_help = true)]
     pub kv_group_size: Option<u32>,
 
     /// Positions to collect before the cache is packed [default: 5000 with --kv-bits, 0 with --kv-quant]
-    #[arg(long, value_name = "N", value_parser = range::QUANTIZED_KV_START.parser())]
+    #[arg(long, value_name = "N", value_parser = range::QUANTIZED_KV_START.parser(), hide_short_help = true)]
     pub quantized_kv_start: Option<i32>,
 
     /// Prompt tokens to process at a time; smaller takes less memory
-    #[arg(long, value_name = "N", default_value_t = PREFILL_STEP_SIZE, value_parser = range::PREFILL_STEP_SIZE.parser())]
+    #[arg(long, value_name = "N", default_value_t = PREFILL_STEP_SIZE, value_parser = range::PREFILL_STEP_SIZE.parser(), hide_short_help = true)]
     pub prefill_step_size: usize,
 }
 

@@ -14,7 +14,7 @@ pub struct ModelArgs {
     pub model: Option<String>,
 
     /// Refused: code that a model ships is never run
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub trust_remote_code: bool,
 }
 

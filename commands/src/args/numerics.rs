@@ -11,7 +11,7 @@ pub struct NumericsArgs {
     pub l1: bool,
 
     /// Fuse activation functions as mlx-lm does; `off` rounds between their parts
-    #[arg(long, value_name = "ON|OFF", value_enum, default_value_t = Switch::On)]
+    #[arg(long, value_name = "ON|OFF", value_enum, default_value_t = Switch::On, hide_short_help = true)]
     pub compiled_activations: Switch,
 }
 

@@ -9,8 +9,11 @@ use crate::error::Complaint;
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Prompt")]
 pub struct PromptArgs {
-    /// The prompt; `-` reads standard input. With two arguments, or beside --prompt, the first is the model
-    #[arg(value_name = "PROMPT")]
+    /// The prompt; `-` reads standard input
+    ///
+    /// With two arguments the first is the model: `mlx-bun generate MODEL PROMPT`. Beside --prompt or --prompt-file
+    /// the argument is the model.
+    #[arg(value_name = "PROMPT", help_heading = None::<&str>)]
     pub words: Vec<String>,
 
     /// The prompt, as a flag; `-` reads standard input

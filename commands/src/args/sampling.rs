@@ -30,15 +30,15 @@ pub struct SamplingArgs {
     pub min_p: f64,
 
     /// Tokens that --min-p always keeps
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = range::MIN_TOKENS_TO_KEEP.parser())]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = range::MIN_TOKENS_TO_KEEP.parser(), hide_short_help = true)]
     pub min_tokens_to_keep: i32,
 
     /// Chance, at each token, of dropping all likely tokens but the last of them (XTC)
-    #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = range::XTC_PROBABILITY.parser())]
+    #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = range::XTC_PROBABILITY.parser(), hide_short_help = true)]
     pub xtc_probability: f32,
 
     /// Probability from which XTC calls a token likely, up to 0.5
-    #[arg(long, value_name = "P", default_value_t = 0.1, value_parser = range::XTC_THRESHOLD.parser())]
+    #[arg(long, value_name = "P", default_value_t = 0.1, value_parser = range::XTC_THRESHOLD.parser(), hide_short_help = true)]
     pub xtc_threshold: f32,
 
     /// Seed of the random draws; the same seed gives the same text
@@ -46,7 +46,7 @@ pub struct SamplingArgs {
     pub seed: Option<u64>,
 
     /// Choose by the HLG tone curve instead of the filters above
-    #[arg(long, value_name = "ON|OFF", value_enum, default_value_t = Switch::Off)]
+    #[arg(long, value_name = "ON|OFF", value_enum, default_value_t = Switch::Off, hide_short_help = true)]
     pub hlg_sampling: Switch,
 
     /// Half-width of the curve's linear middle, in nats
@@ -75,27 +75,27 @@ pub struct PenaltyArgs {
     pub repetition_penalty: Option<f32>,
 
     /// Last tokens the repetition penalty looks at; 0 looks at all
-    #[arg(long, value_name = "N", default_value_t = 20, value_parser = range::CONTEXT_SIZE.parser())]
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = range::CONTEXT_SIZE.parser(), hide_short_help = true)]
     pub repetition_context_size: i32,
 
     /// Subtract this once from the logit of each token seen
-    #[arg(long, value_name = "X", value_parser = range::ADDITIVE_PENALTY.parser(), allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", value_parser = range::ADDITIVE_PENALTY.parser(), allow_negative_numbers = true, hide_short_help = true)]
     pub presence_penalty: Option<f32>,
 
     /// Last tokens the presence penalty looks at; 0 looks at all
-    #[arg(long, value_name = "N", default_value_t = 20, value_parser = range::CONTEXT_SIZE.parser())]
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = range::CONTEXT_SIZE.parser(), hide_short_help = true)]
     pub presence_context_size: i32,
 
     /// Subtract this for each time a token was seen
-    #[arg(long, value_name = "X", value_parser = range::ADDITIVE_PENALTY.parser(), allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", value_parser = range::ADDITIVE_PENALTY.parser(), allow_negative_numbers = true, hide_short_help = true)]
     pub frequency_penalty: Option<f32>,
 
     /// Last tokens the frequency penalty looks at; 0 looks at all
-    #[arg(long, value_name = "N", default_value_t = 20, value_parser = range::CONTEXT_SIZE.parser())]
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = range::CONTEXT_SIZE.parser(), hide_short_help = true)]
     pub frequency_context_size: i32,
 
     /// Add a value to a token's logit: `ID=VALUE`, several times, or a JSON object
-    #[arg(long, value_name = "ID=VALUE")]
+    #[arg(long, value_name = "ID=VALUE", hide_short_help = true)]
     pub logit_bias: Vec<LogitBias>,
 }
 
@@ -225,7 +225,7 @@ pub struct LogprobArgs {
     pub logprobs: bool,
 
     /// With --json: the N likeliest tokens at each position, up to 11
-    #[arg(long, value_name = "N", value_parser = range::TOP_LOGPROBS.parser())]
+    #[arg(long, value_name = "N", value_parser = range::TOP_LOGPROBS.parser(), hide_short_help = true)]
     pub top_logprobs: Option<usize>,
 }
 

@@ -42,7 +42,7 @@ pub struct StopArgs {
     pub stop: Vec<String>,
 
     /// Stop at these tokens too; each must be one token of the model
-    #[arg(long, value_name = "TOKEN", num_args = 1..)]
+    #[arg(long, value_name = "TOKEN", num_args = 1.., hide_short_help = true)]
     pub extra_eos_token: Vec<String>,
 }
 

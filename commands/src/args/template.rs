@@ -24,16 +24,15 @@ pub struct TemplateArgs {
         long,
         value_name = "JSON",
         visible_aliases = ["chat-template-args", "chat-template-kwargs"],
-        value_parser = json_object,
-    )]
+        value_parser = json_object, hide_short_help = true)]
     pub chat_template_config: Option<Map<String, Value>>,
 
     /// A Jinja template instead of the model's: a file, or the template's text
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub chat_template: Option<String>,
 
     /// Use the ChatML template when the model ships none
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub use_default_chat_template: bool,
 }
 

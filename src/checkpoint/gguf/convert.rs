@@ -3,7 +3,6 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-
 use super::affine;
 use super::blocks::dequantize;
 use super::ggml_type::GgmlType;

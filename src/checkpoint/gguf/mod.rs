@@ -26,7 +26,6 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::Path;
 
-
 use serde_json::{Map, Value, json};
 
 use self::config::Configuration;
