@@ -100,8 +100,11 @@ unsafe extern "C" {
 /// # Safety
 /// `raw` points to `count` views whose shapes and strides hold `ndim` entries and outlive `'a`.
 unsafe fn views<'a>(raw: *const RawView, count: usize) -> Vec<View<'a>> {
-    // An empty vector of C++ may hand over a null pointer.
-    let raw = if count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(raw, count) } };
+    let raw = match count {
+        0 => &[], // an empty vector of C++ may hand over a null pointer
+        // SAFETY: the caller vouches for `count` views.
+        _ => unsafe { std::slice::from_raw_parts(raw, count) },
+    };
     let view = |raw: &RawView| {
         let (shape, strides): (&[i32], &[i64]) = match raw.ndim as usize {
             0 => (&[], &[]),
