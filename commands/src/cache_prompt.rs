@@ -62,6 +62,7 @@ pub fn run(
     printer: &Printer,
     load: impl FnOnce(&LoadOptions, &Printer) -> anyhow::Result<Box<dyn Engine>>,
 ) -> anyhow::Result<ExitStatus> {
+    let interrupt = Interrupt::install()?;
     let mut warnings = Vec::new();
     let options = LoadOptions {
         model: args.model.resolve(true)?,
@@ -76,14 +77,14 @@ pub fn run(
     }
     let text = match args.prompt.as_str() {
         "" => return Err(Complaint::usage("the prompt is empty").into()),
-        "-" => read_stdin()?,
+        "-" => read_stdin(printer)?,
         text => text.to_owned(),
     };
     for warning in &warnings {
         printer.warning(warning);
     }
     check_writable(args)?;
-    let interrupt = Interrupt::install()?;
+    interrupt.begin();
     let mut engine = load(&options, printer)?;
     save(engine.as_mut(), &prompt(args, text), args, printer, &interrupt)
 }

@@ -116,6 +116,7 @@ pub fn run(
         printer.warning(warning);
     }
     let interrupt = Interrupt::install()?;
+    interrupt.begin();
     let mut engine = load(&options, &printer)?;
     let conversation = Conversation {
         engine: engine.as_mut(),

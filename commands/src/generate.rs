@@ -109,7 +109,7 @@ struct Plan {
 }
 
 impl GenerateArgs {
-    fn resolve(&self, warnings: &mut Warnings) -> anyhow::Result<Plan> {
+    fn resolve(&self, warnings: &mut Warnings, printer: &Printer) -> anyhow::Result<Plan> {
         let (source, word_model) = self.prompt.resolve(self.model.model.is_some())?;
         let model =
             ModelArgs { model: word_model.or_else(|| self.model.model.clone()), ..self.model.clone() };
@@ -137,10 +137,10 @@ impl GenerateArgs {
             numerics: self.numerics.resolve(),
             prompt_cache_file: self.prompt_cache_file.clone(),
         };
-        Ok(Plan { load, jobs: self.jobs(source)?, form })
+        Ok(Plan { load, jobs: self.jobs(source, printer)?, form })
     }
 
-    fn jobs(&self, source: PromptSource) -> anyhow::Result<Vec<Job>> {
+    fn jobs(&self, source: PromptSource, printer: &Printer) -> anyhow::Result<Vec<Job>> {
         let flags = Overridable {
             max_tokens: self.max_tokens,
             sampling: self.sampling.clone(),
@@ -160,9 +160,9 @@ impl GenerateArgs {
         };
         match source {
             PromptSource::Text(text) => job(text),
-            PromptSource::Stdin => job(read_stdin()?),
+            PromptSource::Stdin => job(read_stdin(printer)?),
             PromptSource::Lines(path) => {
-                let lines = prompt_file::read(&path, &flags)?;
+                let lines = prompt_file::read(&path, &flags, printer)?;
                 lines
                     .into_iter()
                     .map(|(line, flags)| {
@@ -229,11 +229,12 @@ pub fn run(
         _ => printer,
     };
     let mut warnings = Vec::new();
-    let plan = args.resolve(&mut warnings)?;
+    let interrupt = Interrupt::install()?;
+    let plan = args.resolve(&mut warnings, &printer)?;
     for warning in &warnings {
         printer.warning(warning);
     }
-    let interrupt = Interrupt::install()?;
+    interrupt.begin();
     let mut engine = load(&plan.load, &printer)?;
     answer(engine.as_mut(), &plan.jobs, plan.form, &printer, &interrupt)
 }
@@ -292,7 +293,10 @@ mod tests {
     fn plan(arguments: &[&str]) -> anyhow::Result<(Plan, Warnings)> {
         let probe = Probe::try_parse_from(std::iter::once("x").chain(arguments.iter().copied()))?;
         let mut warnings = Vec::new();
-        probe.args.resolve(&mut warnings).map(|plan| (plan, warnings))
+        probe
+            .args
+            .resolve(&mut warnings, &Printer::captured(Verbosity::Default).0)
+            .map(|plan| (plan, warnings))
     }
 
     fn prompt(arguments: &[&str]) -> Prompt {

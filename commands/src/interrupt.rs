@@ -26,13 +26,12 @@ pub struct Interrupt {
 }
 
 impl Interrupt {
-    /// Takes over SIGINT and SIGTERM for the rest of the process; the state is busy.
+    /// Takes over SIGINT and SIGTERM for the rest of the process. Until work begins, Ctrl-C ends the program.
     ///
     /// # Errors
     /// The system refuses a pipe, a thread or the handlers.
     pub fn install() -> io::Result<Self> {
         let interrupt = Self::default();
-        interrupt.begin();
         let (mut wakeups, waker) = UnixStream::pair()?;
         let terminated = Arc::new(AtomicBool::new(false));
         // Actions run in the order of their registration: the flag is up before the byte arrives.

@@ -38,7 +38,7 @@ pub struct ManArgs {
 /// # Errors
 /// An unknown verb, a folder or standard output that cannot be written.
 pub fn run(args: &ManArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
-    let mut command = Cli::command();
+    let mut command = Cli::command().disable_help_subcommand(true);
     command.build();
     let pages = pages(&command)?;
     if let Some(dir) = &args.dir {
@@ -72,24 +72,28 @@ pub fn run(args: &ManArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
     Ok(ExitStatus::Success)
 }
 
-/// Names and texts of all pages.
+/// Names and texts of all pages: the command's own, then those of the verbs below it.
 fn pages(command: &Command) -> io::Result<Vec<(String, Vec<u8>)>> {
-    let verbs = command.get_subcommands().filter(|verb| !verb.is_hide_set());
-    std::iter::once(command)
-        .chain(verbs)
-        .map(|command| {
-            let name = command.get_display_name().unwrap_or("mlx-bun").to_owned();
-            Ok((name, page(command)?))
-        })
-        .collect()
+    let name = command.get_display_name().unwrap_or(command.get_name()).to_owned();
+    let mut all = vec![(name, page(command)?)];
+    for verb in command.get_subcommands().filter(|verb| !verb.is_hide_set() && verb.get_name() != "help") {
+        all.extend(pages(verb)?);
+    }
+    Ok(all)
 }
 
 fn page(command: &Command) -> io::Result<Vec<u8>> {
-    let man = Man::new(command.clone()).manual("mlx-bun manual");
+    let source = concat!("mlx-bun ", env!("CARGO_PKG_VERSION"));
+    let man = Man::new(command.clone()).manual("mlx-bun manual").source(source);
     let mut page = Vec::new();
     man.render_title(&mut page)?;
     man.render_name_section(&mut page)?;
-    man.render_synopsis_section(&mut page)?;
+    // clap_mangen would name every flag here.
+    let usage = command.clone().render_usage().to_string();
+    let mut synopsis = Roff::new();
+    synopsis.control("SH", ["SYNOPSIS"]);
+    synopsis.text([bold(usage.trim_start_matches("Usage: "))]);
+    synopsis.to_writer(&mut page)?;
     man.render_description_section(&mut page)?;
     man.render_options_section(&mut page)?;
     if command.get_subcommands().any(|verb| !verb.is_hide_set()) {
@@ -110,6 +114,8 @@ fn page(command: &Command) -> io::Result<Vec<u8>> {
     }
     tables.to_writer(&mut page)?;
     man.render_extra_section(&mut page)?;
-    man.render_version_section(&mut page)?;
+    if command.get_version().is_some() {
+        man.render_version_section(&mut page)?;
+    }
     Ok(page)
 }

@@ -130,11 +130,6 @@ impl Printer {
         self
     }
 
-    /// How much is said.
-    pub fn verbosity(&self) -> Verbosity {
-        self.verbosity
-    }
-
     /// Standard output, for data.
     pub fn stdout(&self) -> Data {
         match &self.sink {

@@ -11,6 +11,7 @@ use crate::args::sampling::{LogitBias, LogprobArgs, PenaltyArgs, SamplingArgs};
 use crate::args::stopping::TokenLimit;
 use crate::engine::Message;
 use crate::error::Complaint;
+use crate::printer::Printer;
 
 /// One line: what to answer, and where it differs from the flags.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
@@ -165,9 +166,9 @@ fn set<T: range::Number>(
 ///
 /// # Errors
 /// The first line that is wrong, by number.
-pub fn read(path: &Path, flags: &Overridable) -> anyhow::Result<Vec<(Line, Overridable)>> {
+pub fn read(path: &Path, flags: &Overridable, printer: &Printer) -> anyhow::Result<Vec<(Line, Overridable)>> {
     let (name, text) = match path.to_str() {
-        Some("-") => ("standard input".to_owned(), read_stdin()?),
+        Some("-") => ("standard input".to_owned(), read_stdin(printer)?),
         _ => {
             let name = path.display().to_string();
             let text = std::fs::read_to_string(path)

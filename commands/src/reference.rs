@@ -76,30 +76,38 @@ fn commands(command: &Command) -> Result<String, std::fmt::Error> {
     write!(page, "\n## Options of every command\n\n")?;
     table(&mut page, &global)?;
     for verb in visible(command) {
-        write!(page, "\n## mlx-bun {}\n\n{}.\n", verb.get_name(), one_line(verb.get_about()))?;
-        let aliases: Vec<_> = verb.get_visible_aliases().collect();
-        if !aliases.is_empty() {
-            write!(page, "\nAlso `{}`.\n", aliases.join("`, `"))?;
-        }
-        let usage = verb.clone().render_usage().to_string();
-        write!(page, "\n```\n{}\n```\n", usage.trim_start_matches("Usage: "))?;
-        let mut groups: Vec<(&str, Vec<&Arg>)> = Vec::new();
-        for arg in verb.get_arguments().filter(|arg| !arg.is_global_set() && !arg.is_hide_set()) {
-            if matches!(arg.get_action(), ArgAction::Help | ArgAction::HelpShort | ArgAction::HelpLong) {
-                continue;
-            }
-            let heading = arg.get_help_heading().unwrap_or("Arguments");
-            match groups.iter_mut().find(|(known, _)| *known == heading) {
-                Some((_, list)) => list.push(arg),
-                None => groups.push((heading, vec![arg])),
-            }
-        }
-        for (heading, args) in groups {
-            write!(page, "\n### {heading}\n\n")?;
-            table(&mut page, &args)?;
-        }
+        section(&mut page, verb, "##")?;
     }
     Ok(page)
+}
+
+/// A verb, then the verbs below it.
+fn section(page: &mut String, verb: &Command, marks: &str) -> std::fmt::Result {
+    let usage = verb.clone().render_usage().to_string();
+    let usage = usage.trim_start_matches("Usage: ");
+    let name = verb.get_bin_name().unwrap_or(verb.get_name());
+    write!(page, "\n{marks} {name}\n\n{}.\n", one_line(verb.get_about()))?;
+    let aliases: Vec<_> = verb.get_visible_aliases().collect();
+    if !aliases.is_empty() {
+        write!(page, "\nAlso `{}`.\n", aliases.join("`, `"))?;
+    }
+    write!(page, "\n```\n{usage}\n```\n")?;
+    let mut groups: Vec<(&str, Vec<&Arg>)> = Vec::new();
+    for arg in verb.get_arguments().filter(|arg| !arg.is_global_set() && !arg.is_hide_set()) {
+        if matches!(arg.get_action(), ArgAction::Help | ArgAction::HelpShort | ArgAction::HelpLong) {
+            continue;
+        }
+        let heading = arg.get_help_heading().unwrap_or("Arguments");
+        match groups.iter_mut().find(|(known, _)| *known == heading) {
+            Some((_, list)) => list.push(arg),
+            None => groups.push((heading, vec![arg])),
+        }
+    }
+    for (heading, args) in groups {
+        write!(page, "\n{marks}# {heading}\n\n")?;
+        table(page, &args)?;
+    }
+    visible(verb).try_for_each(|below| section(page, below, &format!("{marks}#")))
 }
 
 fn visible(command: &Command) -> impl Iterator<Item = &Command> {
@@ -137,9 +145,11 @@ fn spelling(arg: &Arg) -> String {
     }
 }
 
+/// Paragraphs become sentences; the first, a flag's short help, has no full stop of its own.
 fn one_line(text: Option<&StyledStr>) -> String {
     let text = text.map(ToString::to_string).unwrap_or_default();
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
+    let paragraphs = text.split("\n\n").map(|part| part.split_whitespace().collect::<Vec<_>>().join(" "));
+    paragraphs.collect::<Vec<_>>().join(". ")
 }
 
 fn cell(text: &str) -> String {

@@ -1,9 +1,10 @@
 //! Where the prompt comes from: an argument, `--prompt`, standard input, or a file of many.
 
-use std::io::Read;
+use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
 
 use crate::error::Complaint;
+use crate::printer::Printer;
 
 /// The prompt, and how it is read.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -107,7 +108,11 @@ fn is_model(path: &str) -> bool {
 ///
 /// # Errors
 /// Nothing there, or not UTF-8.
-pub fn read_stdin() -> anyhow::Result<String> {
+pub fn read_stdin(printer: &Printer) -> anyhow::Result<String> {
+    match std::io::stdin().is_terminal() {
+        true => printer.note("Reading the prompt from the terminal; Ctrl-D on a line of its own ends it"),
+        false => printer.detail("Reading the prompt from standard input"),
+    }
     let mut bytes = Vec::new();
     std::io::stdin()
         .lock()

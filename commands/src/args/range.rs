@@ -25,6 +25,9 @@ impl Number for f32 {
 impl Number for i32 {
     const KIND: &'static str = "a whole number";
 }
+impl Number for u64 {
+    const KIND: &'static str = "a whole number";
+}
 impl Number for usize {
     const KIND: &'static str = "a whole number";
 }
@@ -80,6 +83,8 @@ pub const CONTEXT_SIZE: Range<i32> = Range::new(0, 10_000_000);
 pub const LOGIT_BIAS: Range<f32> = Range::new(-1000.0, 1000.0);
 /// The `--hlg-*` numbers, in nats.
 pub const HLG: Range<f32> = Range::new(0.0, 100.0);
+/// `--seed`.
+pub const SEED: Range<u64> = Range::new(0, u64::MAX);
 /// `--max-tokens`, when it is a limit.
 pub const MAX_TOKENS: Range<usize> = Range::new(1, 10_000_000);
 /// `--top-logprobs`.

@@ -42,7 +42,7 @@ pub struct SamplingArgs {
     pub xtc_threshold: f32,
 
     /// Seed of the random draws; the same seed gives the same text
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = range::SEED.parser())]
     pub seed: Option<u64>,
 
     /// Choose by the HLG tone curve instead of the filters above

@@ -221,7 +221,8 @@ fn open_model(directory: &Path, overrides: &Map<String, Value>) -> Result<Box<dy
         root.extend(overrides.clone());
         checkpoint.config = Config::from_value(Value::Object(root), checkpoint.config.origin())?;
     }
-    Ok(models::load(checkpoint)?)
+    let tensors = checkpoint.take_tensors();
+    Ok(models::load(&checkpoint.config, tensors, None)?)
 }
 
 fn tensors(path: &Path) -> Result<Tensors> {
