@@ -319,7 +319,7 @@ fn values_out_of_range_are_told_the_range() {
     error: invalid value '4' for '--max-kv-size <N>': must be in [5, 1000000000]
     error: invalid value '0' for '--prefill-step-size <N>': must be in [1, 1000000]
     error: invalid value '-1' for '--quantized-kv-start <N>': must be in [0, 1000000000]
-    error: invalid value '-1' for '--seed <N>': invalid digit found in string
+    error: invalid value '-1' for '--seed <N>': must be a whole number in [0, 18446744073709551615]
     error: invalid value 'maybe' for '--hlg-sampling <ON|OFF>'
     error: invalid value 'perhaps' for '--thinking <true|false>'
     error: invalid value '[1]' for '--chat-template-config <JSON>': must be a JSON object, like '{"enable_thinking": false}'
@@ -578,13 +578,13 @@ fn manual_pages() {
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     names.sort();
-    assert_snapshot!(names.join(" "), @"mlx-bun-cache-prompt.1 mlx-bun-chat.1 mlx-bun-completions.1 mlx-bun-generate.1 mlx-bun-goldens.1 mlx-bun-help.1 mlx-bun-man.1 mlx-bun.1");
+    assert_snapshot!(names.join(" "), @"mlx-bun-cache-prompt.1 mlx-bun-chat.1 mlx-bun-completions.1 mlx-bun-generate.1 mlx-bun-goldens-check.1 mlx-bun-goldens-list.1 mlx-bun-goldens-regen.1 mlx-bun-goldens.1 mlx-bun-man.1 mlx-bun.1");
     let page = String::from_utf8(mlx_bun(&["man", "gen"]).output().unwrap().stdout).unwrap();
     for part in [".TH mlx-bun-generate 1", ".SH \"EXIT STATUS\"", ".SH ENVIRONMENT", "\\fB\\-\\-top\\-p\\fR"]
     {
         assert!(page.contains(part), "{part}");
     }
-    assert_snapshot!(refused(&["man", "nonsense"]), @"");
+    assert_snapshot!(refused(&["man", "nonsense"]), @"error: no verb `nonsense`");
 }
 
 #[test]
