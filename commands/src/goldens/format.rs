@@ -144,9 +144,9 @@ pub struct Kv {
     /// Bound of a rotating cache.
     pub max_kv_size: Option<i32>,
     /// Bits of a quantized one.
-    pub kv_bits: Option<i32>,
+    pub kv_bits: Option<u8>,
     /// Values that share a scale.
-    pub kv_group_size: i32,
+    pub kv_group_size: u32,
     /// Positions before packing begins.
     pub quantized_kv_start: i32,
 }

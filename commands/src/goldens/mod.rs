@@ -22,7 +22,7 @@ use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
 
 use format::{Cell, Expect, GoldenFile};
-use replay::{Tensors, replay};
+use replay::{Recording, Tensors, replay};
 use report::{Entry, Report, Status};
 
 /// Compare the engine with mlx-lm, bit for bit
@@ -203,11 +203,7 @@ impl Replayer {
             Some(Err(_)) if matches!(cell.expect, Expect::Refused(_)) => return Status::Exact,
             Some(Err(error)) => return Status::Failed(format!("{error:#}")),
         };
-        let outcome = || {
-            let cache = cell.cache_file.as_ref().map(|file| tensors(&self.folder.join(file))).transpose()?;
-            replay(cell, model, &self.kept, cache.as_ref())
-        };
-        match outcome() {
+        match replay(cell, model, &Recording { kept: &self.kept, folder: &self.folder }) {
             Ok(Ok(())) => Status::Exact,
             Ok(Err(difference)) => Status::Different(difference),
             Err(error) => Status::Failed(format!("{error:#}")),

@@ -1,10 +1,14 @@
 //! One cell through the engine, its bits compared with what mlx-lm left.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::{env, fs, process};
 
 use anyhow::{Context as _, Result, bail};
 use mlx_bun::cache::{LayerCache, make_prompt_cache};
-use mlx_bun::checkpoint::tensor::Tensor;
+use mlx_bun::checkpoint::Tensor;
+use mlx_bun::checkpoint::safetensors::SafetensorsFile;
+use mlx_bun::generate::prompt_cache;
 use mlx_bun::generate::step::{KvQuantization, PREFILL_STEP_SIZE, StepOptions, TokenGenerator};
 use mlx_bun::mlx::{self, Array};
 use mlx_bun::models::Model;
@@ -41,26 +45,30 @@ impl Difference {
 /// How a replay can end short of an error.
 pub type Outcome = Result<(), Difference>;
 
-/// Replays a cell that generates. `kept` holds the raw tensors, `prompt_cache` mlx-lm's own cache of the prefix.
+/// What lies beside a golden file.
+pub struct Recording<'a> {
+    /// Raw tensors of chosen steps.
+    pub kept: &'a Tensors,
+    /// Where mlx-lm's prompt caches are.
+    pub folder: &'a Path,
+}
+
+/// Replays a cell through a model that could be loaded.
 ///
 /// # Errors
 /// When the engine fails, or the recording lacks a tensor.
-pub fn replay(
-    cell: &Cell,
-    model: &dyn Model,
-    kept: &Tensors,
-    prompt_cache: Option<&Tensors>,
-) -> Result<Outcome> {
+pub fn replay(cell: &Cell, model: &dyn Model, recording: &Recording) -> Result<Outcome> {
+    let kept = recording.kept;
     match &cell.expect {
         Expect::Refused(message) => {
             Ok(Err(Difference::new("config", format!("mlx-lm refuses it: {message}"))))
         }
         Expect::Prefill(prefill) => replay_prefill(cell, prefill, model, kept),
-        Expect::Steps(steps) => match generate(cell, model, prompt_cache)? {
+        Expect::Steps(steps) => match generate(cell, model, recording.folder)? {
             Ok(generated) => compare_steps(cell, steps, &generated, kept),
             Err(difference) => Ok(Err(difference)),
         },
-        Expect::Run(run) => match generate(cell, model, prompt_cache)? {
+        Expect::Run(run) => match generate(cell, model, recording.folder)? {
             Ok(generated) => compare_run(cell, run, &generated, kept),
             Err(difference) => Ok(Err(difference)),
         },
@@ -95,30 +103,22 @@ fn replay_prefill(cell: &Cell, expected: &Prefill, model: &dyn Model, kept: &Ten
     Ok(Err(Difference { max_difference: Some((None, max_difference)), ..Difference::new("logits", detail) }))
 }
 
-fn generate(
-    cell: &Cell,
-    model: &dyn Model,
-    prompt_cache: Option<&Tensors>,
-) -> Result<Result<Generated, Difference>> {
+fn generate(cell: &Cell, model: &dyn Model, folder: &Path) -> Result<Result<Generated, Difference>> {
     // mlx-lm asks the model first, and only a model without a make_cache of its own hears of max_kv_size.
     let max_kv_size = cell.kv.max_kv_size.filter(|_| !model.makes_own_cache());
     let mut caches = make_prompt_cache(model.layer_kinds(), max_kv_size);
     let options = step_options(cell)?;
     if let Some(prefix) = &cell.prefix {
-        let nothing = StepOptions {
+        let only_feed = StepOptions {
             max_tokens: Some(0),
-            prefill_step_size: PREFILL_STEP_SIZE,
             kv_quantization: options.kv_quantization,
-            ..StepOptions::default()
+            ..Default::default()
         };
-        let mut generator = TokenGenerator::new(model, &mut caches, prefix, &nothing)?;
-        generator.next()?;
-        drop(generator);
-        if let Some(recorded) = prompt_cache
-            && let Err(difference) = compare_caches(&caches, recorded)?
-        {
-            return Ok(Err(difference));
-        }
+        TokenGenerator::new(model, &mut caches, prefix, &only_feed)?.next()?;
+        caches = match saved_and_loaded(&caches, cell.cache_file.as_ref().map(|file| folder.join(file)))? {
+            Ok(caches) => caches,
+            Err(difference) => return Ok(Err(difference)),
+        };
     }
     let mut generator = TokenGenerator::new(model, &mut caches, &cell.prompt, &options)?;
     let mut generated = Generated { tokens: Vec::new(), logprobs: Vec::new() };
@@ -127,6 +127,37 @@ fn generate(
         generated.logprobs.push(step.logprobs);
     }
     Ok(Ok(generated))
+}
+
+/// The caches through a file. Where mlx-lm's own file was kept, ours must equal it, and its is the one loaded.
+fn saved_and_loaded(
+    caches: &[LayerCache],
+    recorded: Option<PathBuf>,
+) -> Result<Result<Vec<LayerCache>, Difference>> {
+    let scratch = Scratch::new();
+    prompt_cache::save(&scratch.0, caches, &BTreeMap::new())?;
+    if let Some(recorded) = &recorded
+        && let Err(difference) = compare_files(&scratch.0, recorded)?
+    {
+        return Ok(Err(difference));
+    }
+    let (caches, _) = prompt_cache::load(recorded.as_ref().unwrap_or(&scratch.0))?;
+    Ok(Ok(caches))
+}
+
+/// A file that goes with the value.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Self {
+        Self(env::temp_dir().join(format!("mlx-bun-goldens-{}.safetensors", process::id())))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
 }
 
 fn step_options(cell: &Cell) -> Result<StepOptions> {
@@ -268,32 +299,35 @@ fn first_token_difference(expected: &[u32], got: &[u32]) -> String {
     }
 }
 
-/// Our caches against mlx-lm's saved ones: all arrays of each layer in order, slack included.
-fn compare_caches(caches: &[LayerCache], recorded: &Tensors) -> Result<Outcome> {
-    for (layer, cache) in caches.iter().enumerate() {
-        // Entries are `<layer>.<field>` or `<layer>.<field>.<part>`; the scalars of a state have no dimensions.
-        let prefix = format!("{layer}.");
-        let theirs =
-            recorded.iter().filter(|(name, tensor)| name.starts_with(&prefix) && tensor.shape.len() == 4);
-        let ours = cache.arrays();
-        let mut compared = 0;
-        for ((name, tensor), array) in theirs.zip(&ours) {
-            compared += 1;
-            let theirs = Array::from_tensor(tensor)?;
-            if array.shape() != theirs.shape() || array.dtype() != theirs.dtype() {
-                let detail = format!("{array:?}, expected {theirs:?}");
-                return Ok(Err(Difference::new(format!("cache {name}"), detail)));
-            }
-            if array.to_bytes()? != theirs.to_bytes()? {
-                let worst = max_difference(array, tensor)?;
-                let difference = Difference::new(format!("cache {name}"), "after the prefix");
-                return Ok(Err(Difference { max_difference: Some((None, worst)), ..difference }));
-            }
+/// Our prompt cache file against mlx-lm's: every tensor, and the header apart from the caller's metadata.
+fn compare_files(ours: &Path, recorded: &Path) -> Result<Outcome> {
+    let (ours, recorded) = (SafetensorsFile::open(ours)?, SafetensorsFile::open(recorded)?);
+    let header = |file: &SafetensorsFile| -> BTreeMap<String, String> {
+        let entries = file.metadata().iter().filter(|(key, _)| !key.starts_with("0."));
+        entries.map(|(key, value)| (key.clone(), value.clone())).collect()
+    };
+    if header(&ours) != header(&recorded) {
+        let detail = format!("{:?}, expected {:?}", header(&ours), header(&recorded));
+        return Ok(Err(Difference::new("prompt cache header", detail)));
+    }
+    let ours: BTreeMap<_, _> = ours.tensors().collect();
+    for (name, theirs) in recorded.tensors() {
+        let what = format!("prompt cache `{name}`");
+        let Some(tensor) = ours.get(name) else { return Ok(Err(Difference::new(what, "missing"))) };
+        if (tensor.dtype, &tensor.shape) != (theirs.dtype, &theirs.shape) {
+            let detail =
+                format!("{} {:?}, expected {} {:?}", tensor.dtype, tensor.shape, theirs.dtype, theirs.shape);
+            return Ok(Err(Difference::new(what, detail)));
         }
-        if compared != ours.len() {
-            let detail = format!("layer {layer} has {} arrays, {compared} were recorded", ours.len());
-            return Ok(Err(Difference::new("cache", detail)));
+        if tensor.bytes() != theirs.bytes() {
+            let worst = max_difference(&Array::from_tensor(tensor)?, &theirs)?;
+            let difference = Difference::new(what, "after the prefix");
+            return Ok(Err(Difference { max_difference: Some((None, worst)), ..difference }));
         }
+    }
+    let extra = ours.len() - recorded.tensors().count();
+    if extra > 0 {
+        return Ok(Err(Difference::new("prompt cache", format!("{extra} tensors more than mlx-lm's"))));
     }
     Ok(Ok(()))
 }
@@ -334,7 +368,7 @@ fn max_difference(got: &Array, expected: &Tensor) -> Result<f32> {
 mod tests {
     use std::sync::Arc;
 
-    use mlx_bun::checkpoint::tensor::{ElementType, TensorData};
+    use mlx_bun::checkpoint::{ElementType, TensorData};
 
     use super::*;
 
