@@ -1,34 +1,71 @@
-//! The command `mlx-bun`.
+//! The command `mlx-bun`: parse, call the engine, print. One file a verb; this is their table.
 
+mod args;
+mod cache_prompt;
+mod chat;
+mod cli;
+mod completions;
+mod engine;
+mod env;
+mod error;
+mod exit;
+mod generate;
 mod goldens;
+mod interrupt;
+mod load;
+mod man;
+mod output;
+mod printer;
+mod prompt_file;
+mod reference;
+#[cfg(test)]
+mod scripted;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
-
-#[derive(Parser)]
-#[command(name = "mlx-bun", version)]
-struct Cli {
-    #[command(subcommand)]
-    verb: Verb,
-}
-
-#[derive(Subcommand)]
-enum Verb {
-    Goldens(goldens::Goldens),
-}
+use cli::Verb;
+use error::Complaint;
+use exit::ExitStatus;
+use printer::{ColorMode, Printer, Verbosity};
 
 fn main() -> ExitCode {
-    let Verb::Goldens(verb) = Cli::parse().verb;
-    match verb.run(&mut std::io::stdout().lock()) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            #[allow(clippy::print_stderr)]
-            {
-                eprintln!("error: {error:#}");
-            }
-            ExitCode::FAILURE
+    let arguments: Vec<_> = std::env::args_os().collect();
+    let status = match cli::parse(&arguments) {
+        Ok(Ok(cli)) => {
+            let complaints = cli.printer();
+            let printer = cli.printer();
+            run(cli.verb, printer).unwrap_or_else(|error| report(&error, &complaints))
         }
+        Ok(Err(status)) => status,
+        Err(error) => report(&error, &Printer::new(Verbosity::Default, ColorMode::Auto, false)),
+    };
+    status.into()
+}
+
+fn run(verb: Verb, printer: Printer) -> anyhow::Result<ExitStatus> {
+    match verb {
+        Verb::Generate(args) => generate::run(&args, printer, load::load),
+        Verb::Chat(args) => chat::run(&args, printer, load::load),
+        Verb::CachePrompt(args) => cache_prompt::run(&args, &printer, load::load),
+        Verb::Goldens(args) => {
+            let agrees = args.run(&mut printer.stdout())?;
+            Ok(if agrees { ExitStatus::Success } else { ExitStatus::Failure })
+        }
+        Verb::Completions(args) => completions::run(&args, &printer),
+        Verb::Man(args) => man::run(&args, &printer),
+        Verb::Docs(args) => reference::run(&args, &printer),
     }
+}
+
+/// Says what went wrong on one line, with its causes; nothing at all when only the reader went away.
+fn report(error: &anyhow::Error, printer: &Printer) -> ExitStatus {
+    if printer::stdout_closed(error) {
+        return ExitStatus::Success;
+    }
+    printer.error(&format!("{error:#}"));
+    let Some(complaint) = error.downcast_ref::<Complaint>() else { return ExitStatus::Failure };
+    if let Some(hint) = &complaint.hint {
+        printer.hint(hint);
+    }
+    complaint.status
 }

@@ -1,0 +1,119 @@
+//! The ranges of numeric options: one table for flags and for the lines of a prompt file.
+
+use std::fmt::Display;
+use std::str::FromStr;
+
+/// Inclusive bounds.
+#[derive(Clone, Copy, Debug)]
+pub struct Range<T> {
+    low: T,
+    high: T,
+}
+
+/// A number type an option can have.
+pub trait Number: Copy + PartialOrd + Display + FromStr + Send + Sync + 'static {
+    /// What a text that does not parse should have been.
+    const KIND: &'static str;
+}
+
+impl Number for f64 {
+    const KIND: &'static str = "a number";
+}
+impl Number for f32 {
+    const KIND: &'static str = "a number";
+}
+impl Number for i32 {
+    const KIND: &'static str = "a whole number";
+}
+impl Number for u64 {
+    const KIND: &'static str = "a whole number";
+}
+impl Number for usize {
+    const KIND: &'static str = "a whole number";
+}
+
+impl<T: Number> Range<T> {
+    const fn new(low: T, high: T) -> Self {
+        Self { low, high }
+    }
+
+    /// The value, if it lies inside.
+    ///
+    /// # Errors
+    /// What it should have been: ``must be in [0, 5]``.
+    pub fn check(self, value: T) -> Result<T, String> {
+        if value >= self.low && value <= self.high {
+            Ok(value)
+        } else {
+            Err(format!("must be in [{}, {}]", self.low, self.high))
+        }
+    }
+
+    /// For clap.
+    pub fn parser(self) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static {
+        move |text| {
+            let value =
+                text.parse().map_err(|_| format!("must be {} in [{}, {}]", T::KIND, self.low, self.high))?;
+            self.check(value)
+        }
+    }
+}
+
+/// `--temp`.
+pub const TEMPERATURE: Range<f64> = Range::new(0.0, 5.0);
+/// `--top-p`.
+pub const TOP_P: Range<f64> = Range::new(0.0, 1.0);
+/// `--top-k`.
+pub const TOP_K: Range<i32> = Range::new(0, 1_000_000);
+/// `--min-p`.
+pub const MIN_P: Range<f64> = Range::new(0.0, 1.0);
+/// `--min-tokens-to-keep`.
+pub const MIN_TOKENS_TO_KEEP: Range<i32> = Range::new(1, 1_000_000);
+/// `--xtc-probability`.
+pub const XTC_PROBABILITY: Range<f32> = Range::new(0.0, 1.0);
+/// `--xtc-threshold`.
+pub const XTC_THRESHOLD: Range<f32> = Range::new(0.0, 0.5);
+/// `--repetition-penalty`.
+pub const REPETITION_PENALTY: Range<f32> = Range::new(0.0, 100.0);
+/// `--presence-penalty` and `--frequency-penalty`.
+pub const ADDITIVE_PENALTY: Range<f32> = Range::new(-100.0, 100.0);
+/// The windows of the penalties.
+pub const CONTEXT_SIZE: Range<i32> = Range::new(0, 10_000_000);
+/// A value of `--logit-bias`.
+pub const LOGIT_BIAS: Range<f32> = Range::new(-1000.0, 1000.0);
+/// The `--hlg-*` numbers, in nats.
+pub const HLG: Range<f32> = Range::new(0.0, 100.0);
+/// `--seed`.
+pub const SEED: Range<u64> = Range::new(0, u64::MAX);
+/// `--max-tokens`, when it is a limit.
+pub const MAX_TOKENS: Range<usize> = Range::new(1, 10_000_000);
+/// `--top-logprobs`.
+pub const TOP_LOGPROBS: Range<usize> = Range::new(0, 11);
+/// `--prefill-step-size`.
+pub const PREFILL_STEP_SIZE: Range<usize> = Range::new(1, 1_000_000);
+/// `--max-kv-size`: the 4 positions that always stay, and at least one that moves.
+pub const MAX_KV_SIZE: Range<i32> = Range::new(5, 1_000_000_000);
+/// `--quantized-kv-start`.
+pub const QUANTIZED_KV_START: Range<i32> = Range::new(0, 1_000_000_000);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_belong_to_the_range_and_nan_does_not() {
+        assert_eq!(TEMPERATURE.check(0.0), Ok(0.0));
+        assert_eq!(TEMPERATURE.check(5.0), Ok(5.0));
+        assert_eq!(TEMPERATURE.check(5.01), Err("must be in [0, 5]".to_owned()));
+        assert!(TEMPERATURE.check(f64::NAN).is_err());
+    }
+
+    #[test]
+    fn texts_that_are_no_numbers_are_told_what_to_be() {
+        let parse = TOP_K.parser();
+        assert_eq!(parse("40"), Ok(40));
+        assert_eq!(parse("1.5"), Err("must be a whole number in [0, 1000000]".to_owned()));
+        assert_eq!(parse("99999999999"), Err("must be a whole number in [0, 1000000]".to_owned()));
+        assert_eq!(parse("-1"), Err("must be in [0, 1000000]".to_owned()));
+    }
+}

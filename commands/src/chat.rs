@@ -1,0 +1,372 @@
+//! `mlx-bun chat`: a conversation on the terminal, or over a pipe.
+
+mod input;
+mod reader;
+
+use std::io::{self, IsTerminal};
+
+use serde_json::{Map, Value};
+
+use crate::args::Truth;
+use crate::args::kv_cache::KvCacheArgs;
+use crate::args::model::ModelArgs;
+use crate::args::numerics::NumericsArgs;
+use crate::args::sampling::{PenaltyArgs, SamplingArgs};
+use crate::args::stopping::{StopArgs, TokenLimit};
+use crate::args::template::TemplateArgs;
+use crate::engine::{Engine, FinishReason, LoadOptions, Message, Prompt, Request, message};
+use crate::exit::ExitStatus;
+use crate::generate::MORE;
+use crate::interrupt::Interrupt;
+use crate::output;
+use crate::printer::{Printer, Verbosity, stdout_closed};
+use input::{Assembler, Input};
+use reader::{Line, Piped, Reader, Terminal};
+
+const HELP: &str = "\
+/help           this text
+/reset          forget the conversation
+/system TEXT    set the system prompt; without TEXT, show it
+/exit           leave, as does Ctrl-D
+A backslash at the end of a line continues it; \"\"\" begins and ends a block of lines.
+Ctrl-C stops a reply and keeps the conversation.";
+
+const EXAMPLES: &str = "\
+Examples:
+  mlx-bun chat
+  mlx-bun chat --model ./my-model --temp 0.7 --system-prompt \"You are a pirate\"
+  printf 'Hello\\nAnd in French?\\n' | mlx-bun chat
+
+In the conversation:
+  /help /reset /system [TEXT] /exit; Ctrl-C stops a reply, Ctrl-D leaves.";
+
+/// Talk with a model
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = MORE, after_long_help = EXAMPLES)]
+pub struct ChatArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    template: TemplateArgs,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
+    penalties: PenaltyArgs,
+    #[command(flatten)]
+    stopping: StopArgs,
+
+    /// Most tokens of a reply; -1 for no limit
+    #[arg(
+        short,
+        long,
+        value_name = "N",
+        default_value = "256",
+        allow_negative_numbers = true,
+        help_heading = "Stopping"
+    )]
+    max_tokens: TokenLimit,
+
+    #[command(flatten)]
+    kv_cache: KvCacheArgs,
+    #[command(flatten)]
+    numerics: NumericsArgs,
+
+    /// Do not read or write the history of inputs
+    #[arg(long, help_heading = "Output")]
+    no_history: bool,
+
+    /// `false`: only the replies, as --quiet; mlx-lm's spelling
+    #[arg(long, value_name = "true|false", value_enum, help_heading = "Output", hide_short_help = true)]
+    verbose: Option<Truth>,
+}
+
+/// Runs the verb; `load` makes the engine.
+///
+/// # Errors
+/// Arguments that make no sense, a model that cannot be loaded, an output that cannot be written.
+pub fn run(
+    args: &ChatArgs,
+    printer: Printer,
+    load: impl FnOnce(&LoadOptions, &Printer) -> anyhow::Result<Box<dyn Engine>>,
+) -> anyhow::Result<ExitStatus> {
+    let printer = match args.verbose {
+        Some(Truth::False) => printer.limited(Verbosity::Quiet),
+        _ => printer,
+    };
+    let mut warnings = Vec::new();
+    args.stopping.check()?;
+    let options = LoadOptions {
+        model: args.model.resolve(true)?,
+        extra_eos_tokens: args.stopping.extra_eos_token.clone(),
+        template: args.template.resolve()?,
+        kv_cache: args.kv_cache.resolve(&mut warnings)?,
+        numerics: args.numerics.resolve(),
+        prompt_cache_file: None,
+    };
+    let settings = Request {
+        prompt: Prompt::Raw(String::new()),
+        max_tokens: args.max_tokens.0,
+        sampling: args.sampling.resolve(&mut warnings),
+        penalties: args.penalties.resolve(),
+        seed: args.sampling.seed,
+        stop: args.stopping.stop.clone(),
+        logprobs: None,
+    };
+    for warning in &warnings {
+        printer.warning(warning);
+    }
+    let interrupt = Interrupt::install()?;
+    interrupt.begin();
+    let mut engine = load(&options, &printer)?;
+    let conversation = Conversation {
+        engine: engine.as_mut(),
+        settings,
+        system: args.template.system_prompt.clone(),
+        messages: Vec::new(),
+        printer: &printer,
+        interrupt,
+    };
+    if !io::stdin().is_terminal() {
+        return conversation.hold(&mut Piped);
+    }
+    let history = if args.no_history { None } else { reader::history_file() };
+    let (mut terminal, problem) = Terminal::new(history)?;
+    if let Some(problem) = problem {
+        printer.warning(&problem);
+    }
+    printer.note("/help lists the commands; Ctrl-D leaves");
+    conversation.hold(&mut terminal)
+}
+
+/// The state of a conversation.
+struct Conversation<'a> {
+    engine: &'a mut dyn Engine,
+    /// Everything of a request but its prompt.
+    settings: Request,
+    system: Option<String>,
+    messages: Vec<Message>,
+    printer: &'a Printer,
+    interrupt: Interrupt,
+}
+
+impl Conversation<'_> {
+    /// Goes on until the input ends. A reply that failed ends a script with a failure, and annoys a person only.
+    fn hold(mut self, reader: &mut dyn Reader) -> anyhow::Result<ExitStatus> {
+        let mut assembler = Assembler::default();
+        let mut status = ExitStatus::Success;
+        loop {
+            self.interrupt.rest();
+            let input = match reader.line(assembler.is_open())? {
+                Line::Text(line) => match assembler.feed(&line) {
+                    Some(input) => input,
+                    None => continue,
+                },
+                Line::Interrupted => {
+                    if !assembler.is_open() {
+                        self.printer.note("Ctrl-D or /exit leaves");
+                    }
+                    assembler.clear();
+                    continue;
+                }
+                Line::End => match assembler.finish() {
+                    Some(input) => input,
+                    None => return Ok(status),
+                },
+            };
+            match input {
+                Input::Exit => return Ok(status),
+                Input::Empty => {}
+                Input::Help => self.printer.note(HELP),
+                Input::Reset => {
+                    self.messages.clear();
+                    self.printer.note("The conversation is forgotten");
+                }
+                Input::System(None) => {
+                    self.printer.note(self.system.as_deref().unwrap_or("There is no system prompt"));
+                }
+                Input::System(text) => {
+                    self.system = text;
+                    self.printer.note("The system prompt is set");
+                }
+                Input::Unknown(word) => {
+                    self.printer.warning(&format!("there is no command /{word}; /help lists them"));
+                }
+                Input::Message(text) => {
+                    reader.remember(&text);
+                    if let Err(error) = self.reply(text) {
+                        if stdout_closed(&error) {
+                            return Err(error);
+                        }
+                        self.printer.error(&format!("{error:#}"));
+                        status = ExitStatus::Failure;
+                    }
+                    if self.interrupt.is_set() && !reader.is_interactive() {
+                        return Ok(ExitStatus::Interrupted);
+                    }
+                }
+            }
+            if reader.is_interactive() {
+                status = ExitStatus::Success;
+            }
+        }
+    }
+
+    /// One turn. What was said of a stopped reply stays; a turn without any reply is taken back.
+    fn reply(&mut self, text: String) -> anyhow::Result<()> {
+        self.interrupt.begin();
+        self.messages.push(message("user", text));
+        let system = self.system.iter().map(|text| message("system", text.as_str()));
+        let prompt = Prompt::Chat {
+            messages: system.chain(self.messages.iter().cloned()).collect(),
+            continue_last: false,
+            variables: Map::<String, Value>::new(),
+        };
+        let request = Request { prompt, ..self.settings.clone() };
+        let reply = match output::run(self.engine, &request, true, self.printer, &self.interrupt) {
+            Ok(reply) => reply,
+            Err(error) => {
+                self.messages.pop();
+                return Err(error);
+            }
+        };
+        if reply.text.is_empty() {
+            self.messages.pop();
+            self.printer.note("No reply; the message is taken back");
+        } else {
+            self.messages.push(message("assistant", reply.text));
+        }
+        if let (FinishReason::Length, Some(limit)) = (reply.finish_reason, self.settings.max_tokens) {
+            self.printer.note(&format!("(cut at {limit} tokens; --max-tokens sets the limit)"));
+        }
+        self.printer.detail(&format!(
+            "Prompt: {} tokens ({} cached), {:.3} tokens-per-sec; generation: {} tokens, {:.3} tokens-per-sec",
+            reply.stats.prompt_tokens,
+            reply.stats.cached_tokens,
+            reply.stats.prompt_tps,
+            reply.stats.generation_tokens,
+            reply.stats.generation_tps,
+        ));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+    use crate::printer::Captured;
+    use crate::scripted::{self, Scripted};
+
+    /// Lines typed in advance; `^C` is a Ctrl-C.
+    struct Typed {
+        lines: VecDeque<&'static str>,
+        interactive: bool,
+        remembered: Vec<String>,
+    }
+
+    impl Reader for Typed {
+        fn line(&mut self, _: bool) -> anyhow::Result<Line> {
+            Ok(match self.lines.pop_front() {
+                Some("^C") => Line::Interrupted,
+                Some(line) => Line::Text(line.to_owned()),
+                None => Line::End,
+            })
+        }
+
+        fn remember(&mut self, input: &str) {
+            self.remembered.push(input.to_owned());
+        }
+
+        fn is_interactive(&self) -> bool {
+            self.interactive
+        }
+    }
+
+    fn hold(
+        engine: &mut Scripted,
+        interrupt: Interrupt,
+        interactive: bool,
+        lines: &[&'static str],
+    ) -> (ExitStatus, Captured, Vec<String>) {
+        let (printer, captured) = Printer::captured(Verbosity::Default);
+        let conversation = Conversation {
+            engine,
+            settings: scripted::request(""),
+            system: None,
+            messages: Vec::new(),
+            printer: &printer,
+            interrupt,
+        };
+        let mut reader =
+            Typed { lines: lines.iter().copied().collect(), interactive, remembered: Vec::new() };
+        let status = conversation.hold(&mut reader).unwrap();
+        (status, captured, reader.remembered)
+    }
+
+    fn contents(request: &Request) -> Vec<String> {
+        let Prompt::Chat { messages, .. } = &request.prompt else { panic!("a conversation") };
+        messages
+            .iter()
+            .map(|m| format!("{}: {}", m["role"].as_str().unwrap(), m["content"].as_str().unwrap()))
+            .collect()
+    }
+
+    #[test]
+    fn the_conversation_grows_and_can_be_reset() {
+        let mut engine = Scripted::replying(&[&["Hello", "!"], &["Bonjour"], &["Again"]]);
+        let lines = ["hi", "in French?", "/reset", "/system be brief", "new"];
+        let (status, captured, remembered) = hold(&mut engine, Interrupt::default(), true, &lines);
+        assert_eq!(status, ExitStatus::Success);
+        assert_eq!(captured.out(), "Hello!\nBonjour\nAgain\n");
+        assert_eq!(contents(&engine.requests[1]), ["user: hi", "assistant: Hello!", "user: in French?"]);
+        assert_eq!(contents(&engine.requests[2]), ["system: be brief", "user: new"]);
+        assert_eq!(remembered, ["hi", "in French?", "new"]);
+    }
+
+    #[test]
+    fn ctrl_c_stops_a_reply_and_keeps_the_conversation() {
+        let interrupt = Interrupt::default();
+        let mut engine = Scripted::replying(&[&["one ", "two ", "three"], &["ok"]])
+            .interrupted_after(2, interrupt.clone());
+        let (status, captured, _) = hold(&mut engine, interrupt, true, &["count", "go on"]);
+        assert_eq!(status, ExitStatus::Success);
+        assert_eq!(captured.out(), "one two \nok\n");
+        assert_eq!(contents(&engine.requests[1]), ["user: count", "assistant: one two ", "user: go on"]);
+    }
+
+    #[test]
+    fn ctrl_c_ends_a_script() {
+        let interrupt = Interrupt::default();
+        let mut engine = Scripted::saying(&["one ", "two"]).interrupted_after(1, interrupt.clone());
+        let (status, _, _) = hold(&mut engine, interrupt, false, &["count", "never asked"]);
+        assert_eq!(status, ExitStatus::Interrupted);
+        assert_eq!(engine.requests.len(), 1);
+    }
+
+    #[test]
+    fn ctrl_c_at_the_prompt_hints_and_drops_what_was_begun() {
+        let mut engine = Scripted::saying(&["ok"]);
+        let lines = ["^C", "half\\", "^C", "whole"];
+        let (_, captured, remembered) = hold(&mut engine, Interrupt::default(), true, &lines);
+        assert_eq!(captured.err(), "Ctrl-D or /exit leaves\n");
+        assert_eq!(remembered, ["whole"]);
+    }
+
+    #[test]
+    fn a_failed_turn_is_taken_back() {
+        let mut engine = Scripted::replying(&[&[], &["ok"]]).failing("too long");
+        let (status, captured, _) = hold(&mut engine, Interrupt::default(), false, &["long", "short"]);
+        assert_eq!(status, ExitStatus::Failure);
+        assert_eq!(captured.err(), "error: too long\n");
+        assert_eq!(contents(&engine.requests[1]), ["user: short"]);
+    }
+
+    #[test]
+    fn a_typo_in_a_command_is_not_sent_to_the_model() {
+        let mut engine = Scripted::saying(&["ok"]);
+        let (_, captured, _) = hold(&mut engine, Interrupt::default(), true, &["/rest", "/exit", "never"]);
+        assert_eq!(captured.err(), "warning: there is no command /rest; /help lists them\n");
+        assert!(engine.requests.is_empty());
+    }
+}

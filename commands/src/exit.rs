@@ -1,0 +1,54 @@
+//! Exit codes, in one place: what scripts may rely on.
+
+use std::process::ExitCode;
+
+/// How the program ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExitStatus {
+    /// All done, or nobody reads our output any more.
+    Success,
+    /// The work could not be done, or a check failed.
+    Failure,
+    /// The command line makes no sense.
+    Usage,
+    /// Ctrl-C.
+    Interrupted,
+    /// SIGTERM.
+    Terminated,
+}
+
+impl ExitStatus {
+    /// Every status with its meaning, for `--help`, the manual and the reference page.
+    pub const ALL: [(Self, &'static str); 5] = [
+        (Self::Success, "success, also when the reader of standard output went away (`mlx-bun ... | head`)"),
+        (Self::Failure, "the work could not be done, or a check failed"),
+        (
+            Self::Usage,
+            "wrong usage: an unknown flag or verb, a value out of range, flags that exclude each other",
+        ),
+        (Self::Interrupted, "interrupted by Ctrl-C (SIGINT)"),
+        (Self::Terminated, "ended by SIGTERM"),
+    ];
+
+    /// The number the shell sees.
+    pub const fn code(self) -> u8 {
+        match self {
+            Self::Success => 0,
+            Self::Failure => 1,
+            Self::Usage => 2,
+            Self::Interrupted => 130,
+            Self::Terminated => 143,
+        }
+    }
+
+    /// The table as indented lines.
+    pub fn table() -> String {
+        Self::ALL.iter().map(|(status, meaning)| format!("  {:<4}{meaning}\n", status.code())).collect()
+    }
+}
+
+impl From<ExitStatus> for ExitCode {
+    fn from(status: ExitStatus) -> Self {
+        Self::from(status.code())
+    }
+}
