@@ -1,17 +1,88 @@
 //! From a model argument to an engine.
 
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use mlx_bun::cache::LayerCache;
 use mlx_bun::checkpoint::environment::Environment;
 use mlx_bun::checkpoint::source::resolve_model;
+use mlx_bun::generate::prompt_cache;
+use mlx_bun::mlx::{self, DeviceKind};
 
 use crate::engine::{Engine, LoadOptions};
+use crate::error::Complaint;
 use crate::printer::Printer;
+use crate::prompt::Renderer;
+use crate::session::{CACHE_MODEL, Session};
 
 /// Loads the model that the options name.
 ///
 /// # Errors
 /// There is no such model, or it cannot be used.
 pub fn load(options: &LoadOptions, printer: &Printer) -> anyhow::Result<Box<dyn Engine>> {
-    let resolved = resolve_model(options.model.as_deref(), &Environment::of_process())?;
+    choose_numerics(options, printer);
+    let saved = options.prompt_cache_file.as_deref().map(|file| saved_cache(file, options)).transpose()?;
+    let (prefix, metadata) = saved.unzip();
+    let recorded = metadata.as_ref().and_then(|metadata: &BTreeMap<_, _>| metadata.get(CACHE_MODEL).cloned());
+    let argument = match (options.model.clone(), recorded) {
+        (Some(given), Some(recorded)) if given != recorded => {
+            return Err(Complaint::failure(format!(
+                "the prompt cache was made with `{recorded}`, not `{given}`"
+            ))
+            .hint("leave --model out to take the model of the cache")
+            .into());
+        }
+        // An empty name stands for the starter.
+        (given, recorded) => given.or(recorded).filter(|name| !name.is_empty()),
+    };
+    let resolved = resolve_model(argument.as_deref(), &Environment::of_process())?;
     printer.detail(&format!("model: {}", resolved.source.path().display()));
-    anyhow::bail!("{} cannot be run by this build", resolved.source.path().display())
+    let mut loaded = mlx_bun::load::load(&resolved.source)?;
+    for token in &options.extra_eos_tokens {
+        loaded.tokenizer.add_eos_token(token)?;
+    }
+    if let Some(caches) = &prefix {
+        prompt_cache::check(caches, loaded.model.layer_kinds().len())?;
+    }
+    let templates = std::mem::take(&mut loaded.chat_templates);
+    let renderer = Renderer::new(templates, &loaded.tokenizer, &options.template);
+    let name = argument.unwrap_or_default();
+    Ok(Box::new(Session::new(loaded, renderer, options.clone(), name, prefix)))
+}
+
+/// Fused activations are mlx-lm's bits. On a Linux CPU they need a C++ compiler at run time, so there they are
+/// on only where those bits are asked for.
+fn choose_numerics(options: &LoadOptions, printer: &Printer) {
+    let numerics = options.numerics;
+    let wanted =
+        numerics.compiled_activations.unwrap_or(numerics.l1 || mlx::default_device() == DeviceKind::Gpu);
+    let available = wanted && mlx::compile_available();
+    if wanted && !available {
+        printer.warning(
+            "no g++ found: activations run unfused, and results may differ from mlx-lm's in the last bit",
+        );
+    }
+    mlx::set_compile(available);
+}
+
+/// Reads a prompt cache and checks the flags against it.
+fn saved_cache(
+    file: &Path,
+    options: &LoadOptions,
+) -> anyhow::Result<(Vec<LayerCache>, BTreeMap<String, String>)> {
+    let (caches, metadata) = prompt_cache::load(file)?;
+    if let (Some(LayerCache::Quantized(cache)), Some(wanted)) =
+        (caches.first(), options.kv_cache.quantization)
+    {
+        let scheme = cache.scheme();
+        if (scheme.bits, scheme.group_size) != (wanted.bits, wanted.group_size) {
+            return Err(Complaint::failure(format!(
+                "the prompt cache is packed to {} bits in groups of {}, not {} in groups of {}",
+                scheme.bits, scheme.group_size, wanted.bits, wanted.group_size
+            ))
+            .hint("leave --kv-bits and --kv-quant out, or give the cache's own sizes")
+            .into());
+        }
+    }
+    Ok((caches, metadata))
 }

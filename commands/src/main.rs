@@ -16,10 +16,12 @@ mod load;
 mod man;
 mod output;
 mod printer;
+mod prompt;
 mod prompt_file;
 mod reference;
 #[cfg(test)]
 mod scripted;
+mod session;
 
 use std::process::ExitCode;
 
@@ -27,6 +29,10 @@ use cli::Verb;
 use error::Complaint;
 use exit::ExitStatus;
 use printer::{ColorMode, Printer, Verbosity};
+
+/// MLX frees on its own thread what this one allocated; the system's allocator makes the two wait for each other.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().collect();

@@ -10,9 +10,11 @@ pub struct NumericsArgs {
     #[arg(long)]
     pub l1: bool,
 
-    /// Fuse activation functions as mlx-lm does; `off` rounds between their parts
-    #[arg(long, value_name = "ON|OFF", value_enum, default_value_t = Switch::On, hide_short_help = true)]
-    pub compiled_activations: Switch,
+    /// Fuse activation functions as mlx-lm does [default: on with --l1 or a GPU]
+    ///
+    /// `off` rounds between their parts. On a Linux CPU, fusing runs g++ the first time.
+    #[arg(long, value_name = "ON|OFF", value_enum, hide_short_help = true)]
+    pub compiled_activations: Option<Switch>,
 }
 
 /// Which arithmetic the engine uses.
@@ -20,13 +22,13 @@ pub struct NumericsArgs {
 pub struct Numerics {
     /// Only MLX's own kernels.
     pub l1: bool,
-    /// Activations as one compiled function each.
-    pub compiled_activations: bool,
+    /// Activations as one compiled function each; `None` where mlx-lm's bits are asked for or come for free.
+    pub compiled_activations: Option<bool>,
 }
 
 impl NumericsArgs {
     /// What was asked for.
     pub fn resolve(&self) -> Numerics {
-        Numerics { l1: self.l1, compiled_activations: self.compiled_activations.is_on() }
+        Numerics { l1: self.l1, compiled_activations: self.compiled_activations.map(Switch::is_on) }
     }
 }
