@@ -7,9 +7,10 @@ use mlx_bun::cache::LayerCache;
 use mlx_bun::checkpoint::environment::Environment;
 use mlx_bun::checkpoint::source::resolve_model;
 use mlx_bun::generate::prompt_cache;
-use mlx_bun::mlx::{self, DeviceKind};
+use mlx_bun::mlx::{self, DeviceKind, cpu_ops};
 
 use crate::engine::{Engine, LoadOptions};
+use crate::env;
 use crate::error::Complaint;
 use crate::printer::Printer;
 use crate::prompt::Renderer;
@@ -20,7 +21,7 @@ use crate::session::{CACHE_MODEL, Session};
 /// # Errors
 /// There is no such model, or it cannot be used.
 pub fn load(options: &LoadOptions, printer: &Printer) -> anyhow::Result<Box<dyn Engine>> {
-    choose_numerics(options, printer);
+    choose_numerics(options, printer)?;
     let saved = options.prompt_cache_file.as_deref().map(|file| saved_cache(file, options)).transpose()?;
     let (prefix, metadata) = saved.unzip();
     let recorded = metadata.as_ref().and_then(|metadata: &BTreeMap<_, _>| metadata.get(CACHE_MODEL).cloned());
@@ -52,7 +53,7 @@ pub fn load(options: &LoadOptions, printer: &Printer) -> anyhow::Result<Box<dyn 
 
 /// Fused activations are mlx-lm's bits. On a Linux CPU they need a C++ compiler at run time, so there they are
 /// on only where those bits are asked for.
-fn choose_numerics(options: &LoadOptions, printer: &Printer) {
+fn choose_numerics(options: &LoadOptions, printer: &Printer) -> anyhow::Result<()> {
     let numerics = options.numerics;
     let wanted =
         numerics.compiled_activations.unwrap_or(numerics.l1 || mlx::default_device() == DeviceKind::Gpu);
@@ -63,6 +64,12 @@ fn choose_numerics(options: &LoadOptions, printer: &Printer) {
         );
     }
     mlx::set_compile(available);
+    if numerics.cpu_kernels {
+        cpu_ops::enable(numerics.threads, env::get(env::MLX_BUN_CPU_ISA).as_deref())?;
+    } else {
+        cpu_ops::disable();
+    }
+    Ok(())
 }
 
 /// Reads a prompt cache and checks the flags against it.

@@ -324,7 +324,10 @@ pub(super) fn equal(left: &Value, right: &Value) -> Result<bool, Error> {
         return Ok(true);
     }
     match (left.as_object(), right.as_object()) {
-        (Some(a), Some(b)) => Ok(std::ptr::eq(std::ptr::from_ref(a).cast::<u8>(), std::ptr::from_ref(b).cast::<u8>()) || (is_range(left) && left == right)),
+        (Some(a), Some(b)) => {
+            Ok(std::ptr::eq(std::ptr::from_ref(a).cast::<u8>(), std::ptr::from_ref(b).cast::<u8>())
+                || (is_range(left) && left == right))
+        }
         (None, None) => Ok(left == right),
         _ => Ok(false),
     }

@@ -81,7 +81,9 @@ pub(super) fn register(env: &mut Environment<'static>) {
         let [value, other] = bind("sameas", args, ["value", "other"])?;
         let (value, other) = (value.unwrap_or_default(), other.unwrap_or_default());
         Ok(match (value.as_object(), other.as_object()) {
-            (Some(a), Some(b)) => std::ptr::eq(std::ptr::from_ref(a).cast::<u8>(), std::ptr::from_ref(b).cast::<u8>()),
+            (Some(a), Some(b)) => {
+                std::ptr::eq(std::ptr::from_ref(a).cast::<u8>(), std::ptr::from_ref(b).cast::<u8>())
+            }
             (None, None) => type_name(&value) == type_name(&other) && value == other,
             _ => false,
         })
