@@ -324,17 +324,15 @@ pub(super) fn equal(left: &Value, right: &Value) -> Result<bool, Error> {
         return Ok(true);
     }
     match (left.as_object(), right.as_object()) {
-        (Some(a), Some(b)) => {
-            Ok(std::ptr::eq(std::ptr::from_ref(a).cast::<u8>(), std::ptr::from_ref(b).cast::<u8>())
-                || (is_range(left) && left == right))
+        (Some(_), Some(_)) => {
+            Ok(match (left.downcast_object_ref::<PyRange>(), right.downcast_object_ref::<PyRange>()) {
+                (Some(a), Some(b)) => a.same_items(b),
+                _ => values::is_same(left, right),
+            })
         }
         (None, None) => Ok(left == right),
         _ => Ok(false),
     }
-}
-
-fn is_range(value: &Value) -> bool {
-    value.downcast_object_ref::<PyRange>().is_some()
 }
 
 /// `left < right`.

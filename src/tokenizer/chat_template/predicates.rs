@@ -7,7 +7,7 @@ use super::arguments::{bind, integer, required};
 use super::environment::add_test;
 use super::operators::{self, Number, text_of};
 use super::python_char::is_cased;
-use super::values::{error, is_namespace, type_name};
+use super::values::{self, error, is_namespace, type_name};
 
 /// Registers the tests that minijinja lacks or understands differently.
 pub(super) fn register(env: &mut Environment<'static>) {
@@ -81,9 +81,7 @@ pub(super) fn register(env: &mut Environment<'static>) {
         let [value, other] = bind("sameas", args, ["value", "other"])?;
         let (value, other) = (value.unwrap_or_default(), other.unwrap_or_default());
         Ok(match (value.as_object(), other.as_object()) {
-            (Some(a), Some(b)) => {
-                std::ptr::eq(std::ptr::from_ref(a).cast::<u8>(), std::ptr::from_ref(b).cast::<u8>())
-            }
+            (Some(_), Some(_)) => values::is_same(&value, &other),
             (None, None) => type_name(&value) == type_name(&other) && value == other,
             _ => false,
         })

@@ -55,6 +55,22 @@ pub(super) fn is_namespace(value: &Value) -> bool {
     value.as_object().is_some_and(|object| object.type_name().ends_with("::Namespace"))
 }
 
+/// Whether two values are one object; minijinja's own objects, whose identity it hides, count as different.
+pub(super) fn is_same(left: &Value, right: &Value) -> bool {
+    fn address<T: 'static>(value: &Value) -> Option<*const T> {
+        value.downcast_object_ref::<T>().map(std::ptr::from_ref)
+    }
+    fn same<T: 'static>(left: &Value, right: &Value) -> bool {
+        address::<T>(left).is_some() && address::<T>(left) == address::<T>(right)
+    }
+    same::<PySeq>(left, right)
+        || same::<PyDict>(left, right)
+        || same::<PyView>(left, right)
+        || same::<PyGenerator>(left, right)
+        || same::<PyGroup>(left, right)
+        || same::<PyRange>(left, right)
+}
+
 /// The nesting depth of a value: 0 for scalars, at least 1 for containers.
 fn depth(value: &Value) -> Result<usize, Error> {
     let Some(object) = value.as_object() else {
@@ -499,6 +515,13 @@ pub(super) struct PyRange {
 impl PyRange {
     /// The longest range, as in Jinja's sandbox.
     const MAX_LEN: u128 = 100_000;
+
+    /// Whether two ranges yield the same numbers, which is when Python calls them equal.
+    pub(super) fn same_items(&self, other: &PyRange) -> bool {
+        self.len == other.len
+            && (self.len == 0 || self.start == other.start)
+            && (self.len <= 1 || self.step == other.step)
+    }
 
     pub(super) fn new(start: i64, stop: i64, step: i64) -> Result<Value, Error> {
         let (low, high) = match step {
