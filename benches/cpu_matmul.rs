@@ -13,10 +13,10 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use half::bf16;
+use mlx_bun::checkpoint::{QuantMode, QuantParams};
 use mlx_bun::mlx::cpu::kernels::Floats;
 use mlx_bun::mlx::cpu::kernels::matmul::{Matmul, Matrix, Precision, Scales};
 use mlx_bun::mlx::cpu::{Isa, Pool, pool};
-use mlx_bun::mlx::{QuantMode, Quantization};
 
 const SHAPES: [(usize, usize); 6] =
     [(576, 576), (1536, 576), (576, 1536), (49152, 576), (2048, 2048), (8192, 2048)];
@@ -25,15 +25,15 @@ const ROWS: [usize; 4] = [1, 8, 40, 400];
 /// Weights of a format, many copies in a row so that a small matrix is not measured from the nearest cache.
 struct Weights {
     name: &'static str,
-    quantization: Option<Quantization>,
+    quantization: Option<QuantParams>,
     words: Vec<u32>,
     scales: Vec<bf16>,
     dense: Vec<bf16>,
 }
 
 impl Weights {
-    fn new(name: &'static str, bits: i32, group_size: i32, count: usize) -> Self {
-        let quantization = (bits < 16).then_some(Quantization { bits, group_size, mode: QuantMode::Affine });
+    fn new(name: &'static str, bits: u8, group_size: u32, count: usize) -> Self {
+        let quantization = (bits < 16).then_some(QuantParams { bits, group_size, mode: QuantMode::Affine });
         let mut state = 1u32;
         let mut next = || {
             state = state.wrapping_mul(1664525).wrapping_add(1013904223);

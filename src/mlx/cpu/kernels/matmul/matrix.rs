@@ -73,7 +73,7 @@ impl<'a> Matrix<'a> {
             }
             _ => return Err(unsupported()),
         };
-        let bits = usize::try_from(bits).map_err(|_| unsupported())?;
+        let bits = usize::from(bits);
         let group = usize::try_from(group).map_err(|_| unsupported())?;
         if !columns.is_multiple_of(group) {
             return Err(MatmulError::Group { columns, group });
