@@ -42,7 +42,7 @@ In the conversation:
 
 /// Talk with a model
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = MORE, after_long_help = EXAMPLES)]
+#[command(args_override_self = true, after_help = MORE, after_long_help = EXAMPLES)]
 pub struct ChatArgs {
     #[command(flatten)]
     model: ModelArgs,

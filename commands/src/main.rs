@@ -14,9 +14,11 @@ mod goldens;
 mod interrupt;
 mod load;
 mod man;
+mod native;
 mod output;
 mod printer;
 mod prompt_file;
+mod prompt_text;
 mod reference;
 #[cfg(test)]
 mod scripted;
@@ -44,9 +46,9 @@ fn main() -> ExitCode {
 
 fn run(verb: Verb, printer: Printer) -> anyhow::Result<ExitStatus> {
     match verb {
-        Verb::Generate(args) => generate::run(&args, printer, load::load),
-        Verb::Chat(args) => chat::run(&args, printer, load::load),
-        Verb::CachePrompt(args) => cache_prompt::run(&args, &printer, load::load),
+        Verb::Generate(args) => generate::run(&args, printer, load::separate),
+        Verb::Chat(args) => chat::run(&args, printer, load::conversation),
+        Verb::CachePrompt(args) => cache_prompt::run(&args, &printer, load::separate),
         Verb::Goldens(args) => {
             let agrees = args.run(&mut printer.stdout())?;
             Ok(if agrees { ExitStatus::Success } else { ExitStatus::Failure })
