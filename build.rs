@@ -1,14 +1,11 @@
-//! Compiles the C++ primitive that puts our CPU kernels into MLX's graph (Linux; see native/cpu_kernel.cpp).
+//! Compiles the C++ primitive that puts our CPU kernels into MLX's graph (native/cpu_kernel.cpp).
 
 use std::env;
 
 fn main() {
     println!("cargo:rerun-if-changed=native/cpu_kernel.cpp");
-    if env::var("CARGO_CFG_TARGET_OS").as_deref() != Ok("linux") {
-        return;
-    }
     let Some(include) = env::var_os("DEP_MLX_INCLUDE") else {
-        println!("cargo:warning=libmlx is not set up: run ./scripts/setup.py runtime");
+        println!("cargo:warning=MLX is not set up; run: python3 scripts/setup.py runtime");
         return;
     };
     let mut build = cc::Build::new();

@@ -19,8 +19,8 @@ pub struct LoadedModel {
     pub model: Box<dyn Model>,
     /// Its tokenizer; the end-of-sequence ids include those of the config.
     pub tokenizer: Tokenizer,
-    /// Its chat templates, if it ships any.
-    pub chat_templates: Option<ChatTemplates>,
+    /// Its chat templates; empty if it ships none.
+    pub chat_templates: ChatTemplates,
     /// Its own sampling defaults.
     pub generation_config: GenerationConfig,
 }
@@ -60,9 +60,10 @@ fn load_snapshot(directory: &Path) -> Result<LoadedModel, LoadModelError> {
     let mut checkpoint = Checkpoint::open(directory)?;
     let mut tokenizer = Tokenizer::from_dir(directory)?;
     tokenizer.extend_eos_token_ids(checkpoint.eos_token_ids.iter().copied());
+    let tensors = checkpoint.take_tensors();
     Ok(LoadedModel {
-        chat_templates: ChatTemplates::from_dir(directory, tokenizer.config())?,
-        model: models::load(&checkpoint.config, checkpoint.take_tensors(), None)?,
+        chat_templates: ChatTemplates::from_directory(directory, tokenizer.config())?,
+        model: models::load(&checkpoint.config, tensors, None)?,
         tokenizer,
         generation_config: checkpoint.generation_config,
     })
@@ -70,7 +71,8 @@ fn load_snapshot(directory: &Path) -> Result<LoadedModel, LoadModelError> {
 
 fn load_gguf(file: &Path) -> Result<LoadedModel, LoadModelError> {
     let gguf = gguf::load(file)?;
-    let label = file.file_name().map_or_else(|| file.display().to_string(), |name| name.to_string_lossy().into());
+    let label =
+        file.file_name().map_or_else(|| file.display().to_string(), |name| name.to_string_lossy().into());
     let config = Config::from_value(Value::Object(gguf.config), label.clone())?;
     let quantization = Quantization::from_config(&config, None)?;
     let tensors = crate::checkpoint::TensorSource::new(gguf.tensors, quantization, label.clone(), label);
@@ -82,7 +84,9 @@ fn load_gguf(file: &Path) -> Result<LoadedModel, LoadModelError> {
     let mut tokenizer = Tokenizer::from_parts(parts)?;
     tokenizer.extend_eos_token_ids(gguf.eos_token_ids);
     Ok(LoadedModel {
-        chat_templates: ChatTemplates::from_config(tokenizer.config())?,
+        chat_templates: ChatTemplates::from_config_value(
+            tokenizer.config().get("chat_template").unwrap_or(&Value::Null),
+        )?,
         model: models::load(&config, tensors, Some(gguf_compute_dtype()))?,
         tokenizer,
         generation_config: GenerationConfig::default(),

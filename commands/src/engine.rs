@@ -133,9 +133,9 @@ pub enum FinishReason {
 /// Figures of one generation; the clock starts and stops where mlx-lm's does.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Stats {
-    /// Tokens of the prompt that were computed.
+    /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Tokens before them, taken from a cache.
+    /// Of these, taken from a cache.
     pub cached_tokens: usize,
     /// Prompt tokens a second.
     pub prompt_tps: f64,

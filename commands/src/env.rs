@@ -15,6 +15,12 @@ pub type Group = (&'static str, &'static [Variable]);
 pub const MLX_BUN_MODEL: &str = "MLX_BUN_MODEL";
 /// `--no-progress`.
 pub const MLX_BUN_NO_PROGRESS: &str = "MLX_BUN_NO_PROGRESS";
+/// `--threads`.
+pub const MLX_BUN_THREADS: &str = "MLX_BUN_THREADS";
+/// `--cpu-kernels`.
+pub const MLX_BUN_CPU_KERNELS: &str = "MLX_BUN_CPU_KERNELS";
+/// Which vector instructions our CPU kernels use.
+pub const MLX_BUN_CPU_ISA: &str = "MLX_BUN_CPU_ISA";
 /// Which MLX build the launcher put in place.
 pub const MLX_BUN_BACKEND: &str = "MLX_BUN_BACKEND";
 /// Where state lives.
@@ -39,6 +45,12 @@ pub const GROUPS: &[Group] = &[
             Variable {
                 name: "MLX_BUN_CACHE",
                 doc: "Where mlx-bun keeps models; default `$XDG_CACHE_HOME/mlx-bun`, else `~/.cache/mlx-bun`",
+            },
+            Variable { name: MLX_BUN_THREADS, doc: "`--threads` when the flag is absent" },
+            Variable { name: MLX_BUN_CPU_KERNELS, doc: "`--cpu-kernels` when the flag is absent" },
+            Variable {
+                name: MLX_BUN_CPU_ISA,
+                doc: "Vector instructions of our CPU kernels: `auto` (default), `plain`, `avx2`, `avx512`, `avx512-vnni` or `neon`",
             },
             Variable {
                 name: MLX_BUN_BACKEND,

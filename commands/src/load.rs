@@ -3,193 +3,104 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::Context as _;
 use mlx_bun::cache::LayerCache;
 use mlx_bun::checkpoint::environment::Environment;
-use mlx_bun::checkpoint::gguf;
-use mlx_bun::checkpoint::source::{ModelSource, resolve_model};
-use mlx_bun::checkpoint::{Checkpoint, Config, Quantization, TensorSource};
+use mlx_bun::checkpoint::source::resolve_model;
 use mlx_bun::generate::prompt_cache;
-use mlx_bun::mlx::{self, Dtype};
-use mlx_bun::models::{self, Model};
-use mlx_bun::tokenizer::{Tokenizer, TokenizerParts};
-use serde_json::{Map, Value, json};
+use mlx_bun::mlx::{self, DeviceKind, cpu_ops};
+use serde_json::Value;
 
-use crate::args::template::Template;
-use crate::engine::{Engine, LoadOptions, Message};
+use crate::engine::{Engine, LoadOptions};
+use crate::env;
 use crate::error::Complaint;
-use crate::native::{Native, Session, check_saved};
 use crate::printer::Printer;
-use crate::prompt_text::{PromptText, Render};
+use crate::prompt::Renderer;
+use crate::session::{CACHE_EOS_TOKEN, CACHE_MODEL, CACHE_TOKENIZER, Session};
 
-/// Loads a model whose requests have nothing to do with each other.
+/// Loads the model that the options name.
 ///
 /// # Errors
-/// There is no such model, it cannot be used, or the prompt cache file is not one of it.
-pub fn separate(options: &LoadOptions, printer: &Printer) -> Result<Box<dyn Engine>> {
-    load(options, Session::Separate, printer)
-}
-
-/// Loads a model for a conversation: what turns share is computed once.
-///
-/// # Errors
-/// As [`separate`].
-pub fn conversation(options: &LoadOptions, printer: &Printer) -> Result<Box<dyn Engine>> {
-    load(options, Session::Conversation(Vec::new(), Vec::new()), printer)
-}
-
-fn load(options: &LoadOptions, session: Session, printer: &Printer) -> Result<Box<dyn Engine>> {
-    let saved = options.prompt_cache_file.as_deref().map(open_saved).transpose()?;
-    let (mut name, mut extra_eos_tokens) = (options.model.clone(), options.extra_eos_tokens.clone());
-    if let Some(saved) = &saved {
-        name = Some(saved.model_of(options.model.as_deref())?);
-        extra_eos_tokens.extend(saved.eos_token.clone());
-    }
-    let resolved = resolve_model(name.as_deref(), &Environment::of_process())?;
-    let path = resolved.source.path();
-    printer.detail(&format!("Model: {}", path.display()));
-    let spinner = printer.spinner(format!("Loading {}", path.display()));
-    mlx::set_compile(options.numerics.compiled_activations);
-    let (model, mut tokenizer) = open(&resolved.source)?;
-    drop(spinner);
-    for token in &extra_eos_tokens {
-        tokenizer.add_eos_token(token)?;
-    }
-    if let (Some(saved), Some(file)) = (&saved, &options.prompt_cache_file) {
-        check_saved(&saved.caches, file, model.layer_kinds().len(), &options.kv_cache)?;
-    }
-    let metadata = metadata(name.unwrap_or_else(|| path.display().to_string()), &options.extra_eos_tokens);
-    Ok(Box::new(Native {
-        model,
-        prompt_text: PromptText {
-            template: chat_template(&options.template, &tokenizer, &resolved.source),
-            variables: options.template.variables.clone(),
-        },
-        tokenizer,
-        kv_cache: options.kv_cache.clone(),
-        metadata,
-        saved: saved.map(|saved| saved.caches),
-        session,
-    }))
-}
-
-fn open(source: &ModelSource) -> Result<(Box<dyn Model>, Tokenizer)> {
-    match source {
-        ModelSource::Snapshot(directory) => {
-            let mut checkpoint = Checkpoint::open(directory)?;
-            let mut tokenizer = Tokenizer::from_dir(directory)?;
-            tokenizer.extend_eos_token_ids(checkpoint.eos_token_ids.iter().copied());
-            let tensors = checkpoint.take_tensors();
-            Ok((models::load(&checkpoint.config, tensors, None)?, tokenizer))
+/// There is no such model, or it cannot be used.
+pub fn load(options: &LoadOptions, printer: &Printer) -> anyhow::Result<Box<dyn Engine>> {
+    choose_numerics(options, printer)?;
+    let saved = options.prompt_cache_file.as_deref().map(|file| saved_cache(file, options)).transpose()?;
+    let (prefix, metadata) = saved.unzip();
+    let recorded = metadata.as_ref().and_then(|metadata: &BTreeMap<_, _>| metadata.get(CACHE_MODEL).cloned());
+    let argument = match (options.model.clone(), recorded) {
+        (Some(given), Some(recorded)) if given != recorded => {
+            return Err(Complaint::failure(format!(
+                "the prompt cache was made with `{recorded}`, not `{given}`"
+            ))
+            .hint("leave --model out to take the model of the cache")
+            .into());
         }
-        ModelSource::Gguf(file) => {
-            let gguf = gguf::load(file)?;
-            let label = file.display().to_string();
-            let config = Config::from_value(Value::Object(gguf.config), label.clone())?;
-            let quantization = Quantization::from_config(&config, None)?;
-            let tensors = TensorSource::new(gguf.tensors, quantization, label.clone(), label);
-            let mut tokenizer = Tokenizer::from_parts(TokenizerParts {
-                tokenizer_json: gguf.tokenizer_json,
-                config: gguf.tokenizer_config,
-                special_tokens_map: None,
-            })?;
-            tokenizer.extend_eos_token_ids(gguf.eos_token_ids);
-            Ok((models::load(&config, tensors, Some(Dtype::Float32))?, tokenizer))
-        }
-    }
-}
-
-/// The chat template to use: the flag's, the model's, or ChatML when asked for.
-fn chat_template(flags: &Template, tokenizer: &Tokenizer, source: &ModelSource) -> Option<Box<dyn Render>> {
-    let ships_one = tokenizer.config().get("chat_template").is_some_and(|template| !template.is_null())
-        || ["chat_template.jinja", "chat_template.json"].iter().any(|name| source.path().join(name).exists());
-    let wanted = flags.source.is_some() || ships_one || flags.default_to_chatml;
-    wanted.then(|| -> Box<dyn Render> { Box::new(Unsupported) })
-}
-
-/// A template that this build cannot render: never a silent fallback.
-struct Unsupported;
-
-impl Render for Unsupported {
-    fn render(&self, _: &[Message], _: bool, _: &Map<String, Value>) -> Result<String> {
-        Err(Complaint::failure("this build cannot render chat templates")
-            .hint("feed the prompt as it is with `--raw`")
-            .into())
-    }
-}
-
-/// A prompt cache file, and what `cache-prompt` wrote beside the caches.
-struct Saved {
-    file: String,
-    caches: Vec<LayerCache>,
-    model: Option<String>,
-    eos_token: Option<String>,
-}
-
-fn open_saved(file: &Path) -> Result<Saved> {
-    let name = file.display().to_string();
-    let (caches, metadata) = prompt_cache::load(file)?;
-    let tokenizer_config: Map<String, Value> = match metadata.get("tokenizer_config") {
-        Some(text) => serde_json::from_str(text)
-            .with_context(|| format!("{name}: its tokenizer_config is not a JSON object"))?,
-        None => Map::new(),
+        // An empty name stands for the starter.
+        (given, recorded) => given.or(recorded).filter(|name| !name.is_empty()),
     };
-    let eos_token = tokenizer_config.get("eos_token").and_then(Value::as_str).map(str::to_owned);
-    Ok(Saved { file: name, caches, model: metadata.get("model").cloned(), eos_token })
+    let resolved = resolve_model(argument.as_deref(), &Environment::of_process())?;
+    printer.detail(&format!("model: {}", resolved.source.path().display()));
+    let mut loaded = mlx_bun::load::load(&resolved.source)?;
+    let recorded = metadata.as_ref().map(recorded_eos_token).transpose()?.flatten();
+    for token in options.extra_eos_tokens.iter().chain(&recorded) {
+        loaded.tokenizer.add_eos_token(token)?;
+    }
+    if let Some(caches) = &prefix {
+        prompt_cache::check(caches, loaded.model.layer_kinds().len())?;
+    }
+    let templates = std::mem::take(&mut loaded.chat_templates);
+    let renderer = Renderer::new(templates, &loaded.tokenizer, &options.template);
+    let name = argument.unwrap_or_default();
+    Ok(Box::new(Session::new(loaded, renderer, options.clone(), name, prefix)))
 }
 
-impl Saved {
-    /// The model the cache was made with; another one would answer nonsense (mlx-lm's `generate`).
-    fn model_of(&self, asked: Option<&str>) -> Result<String> {
-        match (&self.model, asked) {
-            (Some(own), Some(asked)) if own != asked => bail!(
-                "{} was made with the model `{own}`, not `{asked}`; leave out `--model`, or make it anew",
-                self.file
-            ),
-            (Some(own), _) => Ok(own.clone()),
-            (None, Some(asked)) => Ok(asked.to_owned()),
-            (None, None) => {
-                bail!("{} does not say which model it was made with; name it with `--model`", self.file)
-            }
+/// The `--eos-token` that a prompt cache was made with.
+fn recorded_eos_token(metadata: &BTreeMap<String, String>) -> anyhow::Result<Option<String>> {
+    let Some(text) = metadata.get(CACHE_TOKENIZER) else { return Ok(None) };
+    let config: Value =
+        serde_json::from_str(text).context("the prompt cache's `tokenizer_config` is not JSON")?;
+    Ok(config.get(CACHE_EOS_TOKEN).and_then(Value::as_str).map(str::to_owned))
+}
+
+/// Fused activations are mlx-lm's bits. On a Linux CPU they need a C++ compiler at run time, so there they are
+/// on only where those bits are asked for.
+fn choose_numerics(options: &LoadOptions, printer: &Printer) -> anyhow::Result<()> {
+    let numerics = options.numerics;
+    let wanted =
+        numerics.compiled_activations.unwrap_or(numerics.l1 || mlx::default_device() == DeviceKind::Gpu);
+    let available = wanted && mlx::compile_available();
+    if wanted && !available {
+        printer.warning(
+            "no g++ found: activations run unfused, and results may differ from mlx-lm's in the last bit",
+        );
+    }
+    mlx::set_compile(available);
+    if numerics.cpu_kernels {
+        cpu_ops::enable(numerics.threads, env::get(env::MLX_BUN_CPU_ISA).as_deref())?;
+    } else {
+        cpu_ops::disable();
+    }
+    Ok(())
+}
+
+/// Reads a prompt cache and checks the flags against it.
+fn saved_cache(
+    file: &Path,
+    options: &LoadOptions,
+) -> anyhow::Result<(Vec<LayerCache>, BTreeMap<String, String>)> {
+    let (caches, metadata) = prompt_cache::load(file)?;
+    if let (Some(LayerCache::Quantized(cache)), Some(wanted)) =
+        (caches.first(), options.kv_cache.quantization)
+    {
+        let scheme = cache.scheme();
+        if (scheme.bits, scheme.group_size) != (wanted.bits, wanted.group_size) {
+            return Err(Complaint::failure(format!(
+                "the prompt cache is packed to {} bits in groups of {}, not {} in groups of {}",
+                scheme.bits, scheme.group_size, wanted.bits, wanted.group_size
+            ))
+            .hint("leave --kv-bits and --kv-quant out, or give the cache's own sizes")
+            .into());
         }
     }
-}
-
-/// mlx-lm's keys.
-fn metadata(model: String, eos_tokens: &[String]) -> BTreeMap<String, String> {
-    let mut tokenizer_config = json!({"trust_remote_code": false});
-    if let Some(token) = eos_tokens.first() {
-        tokenizer_config["eos_token"] = Value::from(token.as_str());
-    }
-    BTreeMap::from([
-        ("model".to_owned(), model),
-        ("tokenizer_config".to_owned(), tokenizer_config.to_string()),
-    ])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_saved_cache_names_its_model_and_refuses_another() {
-        let saved = |model: Option<&str>| Saved {
-            file: "f".to_owned(),
-            caches: Vec::new(),
-            model: model.map(str::to_owned),
-            eos_token: None,
-        };
-        assert_eq!(saved(Some("m")).model_of(None).unwrap(), "m");
-        assert_eq!(saved(Some("m")).model_of(Some("m")).unwrap(), "m");
-        assert_eq!(saved(None).model_of(Some("m")).unwrap(), "m");
-        assert!(saved(Some("m")).model_of(Some("n")).is_err());
-        assert!(saved(None).model_of(None).is_err());
-    }
-
-    #[test]
-    fn metadata_is_mlx_lms() {
-        let metadata = metadata("m".to_owned(), &["</s>".to_owned()]);
-        assert_eq!(metadata["model"], "m");
-        assert_eq!(metadata["tokenizer_config"], r#"{"trust_remote_code":false,"eos_token":"</s>"}"#);
-    }
+    Ok((caches, metadata))
 }

@@ -14,14 +14,14 @@ mod goldens;
 mod interrupt;
 mod load;
 mod man;
-mod native;
 mod output;
 mod printer;
+mod prompt;
 mod prompt_file;
-mod prompt_text;
 mod reference;
 #[cfg(test)]
 mod scripted;
+mod session;
 
 use std::process::ExitCode;
 
@@ -29,6 +29,10 @@ use cli::Verb;
 use error::Complaint;
 use exit::ExitStatus;
 use printer::{ColorMode, Printer, Verbosity};
+
+/// MLX frees on its own thread what this one allocated; the system's allocator makes the two wait for each other.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().collect();
@@ -46,9 +50,9 @@ fn main() -> ExitCode {
 
 fn run(verb: Verb, printer: Printer) -> anyhow::Result<ExitStatus> {
     match verb {
-        Verb::Generate(args) => generate::run(&args, printer, load::separate),
-        Verb::Chat(args) => chat::run(&args, printer, load::conversation),
-        Verb::CachePrompt(args) => cache_prompt::run(&args, &printer, load::separate),
+        Verb::Generate(args) => generate::run(&args, printer, load::load),
+        Verb::Chat(args) => chat::run(&args, printer, load::load),
+        Verb::CachePrompt(args) => cache_prompt::run(&args, &printer, load::load),
         Verb::Goldens(args) => {
             let agrees = args.run(&mut printer.stdout())?;
             Ok(if agrees { ExitStatus::Success } else { ExitStatus::Failure })

@@ -5,7 +5,6 @@
 
 use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
-use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
@@ -203,14 +202,6 @@ impl Printer {
         if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {pos}/{len} ({per_sec})") {
             bar.set_style(style);
         }
-        Progress(Some(bar))
-    }
-
-    /// A sign of life while something of unknown length happens.
-    pub fn spinner(&self, label: String) -> Progress {
-        let Some(bars) = &self.bars else { return Progress(None) };
-        let bar = bars.add(ProgressBar::new_spinner().with_message(label));
-        bar.enable_steady_tick(Duration::from_millis(100));
         Progress(Some(bar))
     }
 }

@@ -150,9 +150,9 @@ fn a_saved_cache_of_another_model_or_packing_is_refused() {
         text(&output.stderr)
     };
     let said = refused(&["--model", &model("qwen2-f32")]);
-    assert!(said.contains("was made with the model"), "{said}");
+    assert!(said.contains("the prompt cache was made with"), "{said}");
     let said = refused(&["--kv-bits", "4", "--kv-group-size", "32"]);
-    assert!(said.contains("packed to 8 bits in groups of 32, not to 4"), "{said}");
+    assert!(said.contains("packed to 8 bits in groups of 32, not 4"), "{said}");
     fs::write(&file, b"not a cache").unwrap();
     assert!(refused(&[]).contains("cache.safetensors"));
 }
@@ -215,28 +215,91 @@ fn a_conversation_needs_a_template() {
     let folder = tempfile::tempdir().unwrap();
     without_template(folder.path());
     let path = folder.path().to_str().unwrap();
-    let output = mlx_bun(&["generate", "--model", path, "--system-prompt", "s", "hi"]).output().unwrap();
+    let output = mlx_bun(&["generate", "--model", path, "hi"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(
         text(&output.stderr),
-        "error: the model has no chat template for a conversation\n\
-         hint: give one with `--chat-template`, or take `--use-default-chat-template`\n"
+        "error: the model has no chat template\n\
+         hint: use --raw to give the prompt as it is, or --use-default-chat-template for ChatML\n"
     );
 }
 
-#[test]
-fn chat_without_a_terminal_reads_lines_and_prints_replies_only() {
-    let folder = tempfile::tempdir().unwrap();
-    without_template(folder.path());
-    let mut child = mlx_bun(&["chat", "-q", "-m", "4", "--model", folder.path().to_str().unwrap()])
+/// What `chat` prints for lines that come through a pipe.
+fn chat(lines: &str) -> String {
+    let mut child = on_model("chat", &["-q", "-m", "4"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    child.stdin.take().unwrap().write_all(b"\n/help\nHello\n/reset\nHello\n").unwrap();
+    child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(0), ""));
-    let once = stdout(&mut on_model("generate", &["--raw", "-q", "-m", "4", "Hello"]));
-    assert_eq!(text(&output.stdout), format!("{once}{once}"));
+    text(&output.stdout)
+}
+
+#[test]
+fn chat_without_a_terminal_reads_lines_and_prints_replies_only() {
+    let once = stdout(&mut on_model("generate", &["-q", "-m", "4", "Hello"]));
+    assert_eq!(chat("\n/help\nHello\n/reset\nHello\n"), format!("{once}{once}"));
+}
+
+#[test]
+fn p2_a_warm_turn_says_what_a_cold_one_would() {
+    let warm = chat("Hello\nGo on\n");
+    let first = stdout(&mut on_model("generate", &["-q", "-m", "4", "Hello"]));
+    let second = warm.strip_prefix(&first).unwrap();
+    let messages = serde_json::json!({"messages": [
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": first.strip_suffix('\n').unwrap()},
+        {"role": "user", "content": "Go on"},
+    ]});
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("p.jsonl");
+    fs::write(&file, messages.to_string()).unwrap();
+    let out = stdout(&mut on_model("generate", &["-q", "-m", "4", "--prompt-file", file.to_str().unwrap()]));
+    let cold: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(second, format!("{}\n", cold["text"].as_str().unwrap()));
+}
+
+/// The tokens that answer a question about a saved cache, and those that answer the same prompt in one piece.
+fn about_saved_cache(arguments: &[&str]) -> (Value, Value) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("cache.safetensors");
+    let path = file.to_str().unwrap();
+    stdout(&mut on_model("cache-prompt", &["--prompt", "The book. ", "--prompt-cache-file", path]));
+    let tokens = |command: &mut Command| {
+        let out = stdout(command.args(["--json", "-q", "-m", "6"]).args(arguments));
+        serde_json::from_str::<Value>(&out).unwrap()["tokens"].clone()
+    };
+    let continued = tokens(&mut mlx_bun(&["generate", "--prompt-cache-file", path, "Who?"]));
+    (continued, tokens(&mut on_model("generate", &["The book. Who?"])))
+}
+
+#[test]
+fn c8_a_question_about_a_saved_cache_is_the_users_message_going_on() {
+    let (continued, whole) = about_saved_cache(&[]);
+    assert_eq!(continued, whole);
+}
+
+#[test]
+fn c8_a_prefilled_reply_comes_after_the_question() {
+    let (continued, whole) = about_saved_cache(&["--prefill-response", "It"]);
+    assert_eq!(continued, whole);
+}
+
+#[test]
+fn an_eos_token_given_to_cache_prompt_holds_for_what_continues_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("cache.safetensors");
+    let path = file.to_str().unwrap();
+    let free = json(&["-m", "6", "The beginning and"]);
+    let third = free["tokens"][2].to_string();
+    let save = ["--raw", "--prompt", "The beginning", "--eos-token", &third, "--prompt-cache-file", path];
+    stdout(&mut on_model("cache-prompt", &save));
+    let mut command =
+        mlx_bun(&["generate", "--raw", "--json", "-q", "-m", "6", "--prompt-cache-file", path, " and"]);
+    let object: Value = serde_json::from_str(&stdout(&mut command)).unwrap();
+    assert_eq!(object["finish_reason"], "stop");
+    assert!(object["tokens"].as_array().unwrap().len() < 3);
 }

@@ -7,11 +7,14 @@
 
 mod array;
 mod compile;
+pub mod cpu;
+
+pub mod cpu_ops;
 mod device;
 mod dtype;
 mod error;
 pub mod fast;
-#[cfg(target_os = "linux")]
+
 pub mod kernel;
 pub mod memory;
 mod ops;

@@ -32,6 +32,12 @@ unary! {
     square => mlx_square;
     /// Square root.
     sqrt => mlx_sqrt;
+    /// `1 / x`.
+    reciprocal => mlx_reciprocal;
+    /// Cosine.
+    cos => mlx_cos;
+    /// Sine.
+    sin => mlx_sin;
     /// Absolute value.
     abs => mlx_abs;
     /// Whether each element is NaN.

@@ -107,12 +107,16 @@ impl<'a> Loader<'a> {
     fn weight(&mut self, path: &str, output: i32, input: i32) -> Result<Weight, LoadError> {
         match self.tensors.take_weight(path, &sizes(&[output, input])?)? {
             WeightTensors::Dense(weight) => Ok(Weight::dense(self.cast(&weight)?)?),
-            WeightTensors::Quantized { weight, scales, biases, params } => Ok(Weight::Quantized {
-                weight: Array::from_tensor(&weight)?,
-                scales: self.cast(&scales)?,
-                biases: biases.map(|biases| self.cast(&biases)).transpose()?,
-                params,
-            }),
+            WeightTensors::Quantized { weight, scales, biases, params } => {
+                let biases = biases.map(|biases| self.cast(&biases)).transpose()?;
+                Ok(Weight::quantized(
+                    Array::from_tensor(&weight)?,
+                    self.cast(&scales)?,
+                    biases,
+                    params,
+                    input,
+                ))
+            }
         }
     }
 

@@ -1,16 +1,41 @@
 //! Rotary position embeddings in all their variants (mlx-lm's `models/rope_utils.py`).
 
+use std::cell::RefCell;
+use std::rc::Rc;
+
 use serde_json::{Map, Value};
 
 use super::ConfigError;
-use crate::mlx::{Array, Dtype, Result, fast};
+use crate::mlx::{Array, DeviceKind, Dtype, Result, default_device, fast};
 
-/// One layer's rotary embedding.
+/// One layer's rotary embedding. Clones share the angles of a step.
 #[derive(Clone, Debug)]
 pub struct Rope {
     dims: i32,
     traditional: bool,
     kind: Kind,
+    /// On a CPU, `mx.fast.rope` is composed of some 25 operations, most of which compute the same cosines and
+    /// sines again for each layer's queries and keys; here they are computed once a step. `None` where the device
+    /// has a kernel of its own.
+    angles: Option<Rc<RefCell<Option<Angles>>>>,
+}
+
+/// Cosines and sines of some positions.
+#[derive(Debug)]
+struct Angles {
+    key: AngleKey,
+    cos: Array,
+    sin: Array,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct AngleKey {
+    offset: i32,
+    length: i32,
+    dtype: Dtype,
+    /// Bits of the base; zero with a frequency table, which is the same for all clones.
+    base: u32,
+    scale: u32,
 }
 
 #[derive(Clone, Debug)]
@@ -86,7 +111,8 @@ impl Rope {
         };
         // SuScaledRoPE has no traditional form.
         let traditional = args.traditional && rope_type(args.scaling) != "longrope";
-        Ok(Self { dims: args.dims, traditional, kind })
+        let angles = (default_device() == DeviceKind::Cpu && !traditional).then(Rc::default);
+        Ok(Self { dims: args.dims, traditional, kind, angles })
     }
 
     /// Rotates `x`, `[B, heads, L, head_dim]`, whose first position is `offset`.
@@ -115,7 +141,59 @@ impl Rope {
         offset: i32,
         freqs: Option<&Array>,
     ) -> Result<Array> {
-        fast::rope(x, self.dims, self.traditional, base, scale, offset, freqs)
+        match &self.angles {
+            Some(angles) => self.rotate_shared(x, base, scale, offset, freqs, angles),
+            None => fast::rope(x, self.dims, self.traditional, base, scale, offset, freqs),
+        }
+    }
+
+    /// MLX's own composition (`mlx/fast.cpp`), operation for operation, with the angles taken from `shared`.
+    fn rotate_shared(
+        &self,
+        x: &Array,
+        base: Option<f32>,
+        scale: f32,
+        offset: i32,
+        freqs: Option<&Array>,
+        shared: &RefCell<Option<Angles>>,
+    ) -> Result<Array> {
+        let key = AngleKey {
+            offset,
+            length: x.dim(-2),
+            dtype: x.dtype(),
+            base: base.map_or(0, f32::to_bits),
+            scale: scale.to_bits(),
+        };
+        let mut shared = shared.borrow_mut();
+        let Angles { cos, sin, .. } = match &mut *shared {
+            Some(angles) if angles.key == key => angles,
+            other => other.insert(self.angles(key, base, scale, freqs)?),
+        };
+        let half = self.dims / 2;
+        let (x1, x2) = (x.slice(-1, 0, half)?, x.slice(-1, half, self.dims)?);
+        let rotated1 = x1.multiply(cos)?.subtract(&x2.multiply(sin)?)?;
+        let rotated2 = x1.multiply(sin)?.add(&x2.multiply(cos)?)?;
+        if self.dims < x.dim(-1) {
+            return Array::concatenate([&rotated1, &rotated2, &x.slice(-1, self.dims, x.dim(-1))?], -1);
+        }
+        Array::concatenate([&rotated1, &rotated2], -1)
+    }
+
+    fn angles(&self, key: AngleKey, base: Option<f32>, scale: f32, freqs: Option<&Array>) -> Result<Angles> {
+        let float = |value| Array::scalar(value, Dtype::Float32);
+        let half = self.dims / 2;
+        let places = Array::arange(0.0, f64::from(key.length), 1.0, Dtype::Float32)?;
+        let positions = places.add(&Array::from_slice(&[key.offset], &[])?)?.multiply(&float(scale)?)?;
+        let inverse = match freqs {
+            Some(freqs) => freqs.reciprocal()?,
+            None => {
+                let steps = Array::arange(0.0, f64::from(-half), -1.0, Dtype::Float32)?;
+                steps.multiply(&float(base.unwrap_or(1.0).ln() / half as f32)?)?.exp()?
+            }
+        };
+        let theta = positions.expand_dims(-1)?.multiply(&inverse)?;
+        let (cos, sin) = (theta.cos()?.astype(key.dtype)?, theta.sin()?.astype(key.dtype)?);
+        Ok(Angles { key, cos, sin })
     }
 
     /// `x.at[..., :dims].multiply(factor)`.

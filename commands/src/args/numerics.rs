@@ -1,6 +1,7 @@
 //! Whose arithmetic: mlx-lm's bit for bit, or ours.
 
-use super::Switch;
+use super::{Switch, range};
+use crate::env;
 
 /// Flags that may change bits.
 #[derive(Clone, Copy, Debug, clap::Args)]
@@ -10,9 +11,19 @@ pub struct NumericsArgs {
     #[arg(long)]
     pub l1: bool,
 
-    /// Fuse activation functions as mlx-lm does; `off` rounds between their parts
-    #[arg(long, value_name = "ON|OFF", value_enum, default_value_t = Switch::On, hide_short_help = true)]
-    pub compiled_activations: Switch,
+    /// Fuse activation functions as mlx-lm does [default: on with --l1 or a GPU]
+    ///
+    /// `off` rounds between their parts. On a Linux CPU, fusing runs g++ the first time.
+    #[arg(long, value_name = "ON|OFF", value_enum, hide_short_help = true)]
+    pub compiled_activations: Option<Switch>,
+
+    /// Use our own kernels on a CPU; `off` leaves all arithmetic to MLX, as --l1 does
+    #[arg(long, value_name = "ON|OFF", value_enum, default_value_t = Switch::On, env = env::MLX_BUN_CPU_KERNELS, hide_env = true, hide_short_help = true)]
+    pub cpu_kernels: Switch,
+
+    /// Threads of our CPU kernels [default: the physical cores]
+    #[arg(long, value_name = "N", value_parser = range::THREADS.parser(), env = env::MLX_BUN_THREADS, hide_env = true, hide_short_help = true)]
+    pub threads: Option<usize>,
 }
 
 /// Which arithmetic the engine uses.
@@ -20,13 +31,22 @@ pub struct NumericsArgs {
 pub struct Numerics {
     /// Only MLX's own kernels.
     pub l1: bool,
-    /// Activations as one compiled function each.
-    pub compiled_activations: bool,
+    /// Activations as one compiled function each; `None` where mlx-lm's bits are asked for or come for free.
+    pub compiled_activations: Option<bool>,
+    /// Our own kernels on a CPU.
+    pub cpu_kernels: bool,
+    /// Their threads; `None` for the physical cores.
+    pub threads: Option<usize>,
 }
 
 impl NumericsArgs {
     /// What was asked for.
     pub fn resolve(&self) -> Numerics {
-        Numerics { l1: self.l1, compiled_activations: self.compiled_activations.is_on() }
+        Numerics {
+            l1: self.l1,
+            compiled_activations: self.compiled_activations.map(Switch::is_on),
+            cpu_kernels: self.cpu_kernels.is_on() && !self.l1,
+            threads: self.threads,
+        }
     }
 }

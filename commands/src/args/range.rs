@@ -91,6 +91,8 @@ pub const MAX_TOKENS: Range<usize> = Range::new(1, 10_000_000);
 pub const TOP_LOGPROBS: Range<usize> = Range::new(0, 11);
 /// `--prefill-step-size`.
 pub const PREFILL_STEP_SIZE: Range<usize> = Range::new(1, 1_000_000);
+/// Threads of the CPU kernels.
+pub const THREADS: Range<usize> = Range::new(1, 64);
 /// `--max-kv-size`: the 4 positions that always stay, and at least one that moves.
 pub const MAX_KV_SIZE: Range<i32> = Range::new(5, 1_000_000_000);
 /// `--quantized-kv-start`.

@@ -1,11 +1,22 @@
 //! Linear and embedding layers, dense or quantized.
 
+use std::sync::Arc;
+
 use crate::checkpoint::QuantParams;
+use crate::mlx::cpu_ops::{self, LinearKernel};
 use crate::mlx::{Array, Result, dequantize, quantized_matmul};
 
-/// A weight matrix `[out, in]`, as it lies in the checkpoint.
+/// A weight matrix `[out, in]`, and what multiplies it.
 #[derive(Clone, Debug)]
-pub enum Weight {
+pub struct Weight {
+    stored: Stored,
+    /// Our own product, where it is used.
+    kernel: Option<Arc<LinearKernel>>,
+}
+
+/// A matrix as it lies in the checkpoint.
+#[derive(Clone, Debug)]
+enum Stored {
     /// In a floating-point type.
     Dense {
         /// `[out, in]`.
@@ -27,26 +38,44 @@ pub enum Weight {
 }
 
 impl Weight {
-    /// A matrix in a floating-point type.
+    /// A matrix `[out, in]` in a floating-point type.
     pub fn dense(weight: Array) -> Result<Self> {
-        Ok(Self::Dense { transposed: weight.t()?, weight })
+        let kernel = cpu_ops::enabled().then(|| LinearKernel::new(None, weight.dim(0), weight.dim(1)));
+        Ok(Self { stored: Stored::Dense { transposed: weight.t()?, weight }, kernel })
     }
 
-    /// `x @ weight.T`.
-    pub fn project(&self, x: &Array) -> Result<Array> {
-        match self {
-            Self::Dense { transposed, .. } => x.matmul(transposed),
-            Self::Quantized { weight, scales, biases, params } => {
-                quantized_matmul(x, weight, scales, biases.as_ref(), true, *params)
+    /// A packed matrix of `input` columns: words, scales and, in affine mode, biases.
+    pub fn quantized(
+        weight: Array,
+        scales: Array,
+        biases: Option<Array>,
+        params: QuantParams,
+        input: i32,
+    ) -> Self {
+        let kernel = cpu_ops::enabled().then(|| LinearKernel::new(Some(params), weight.dim(0), input));
+        Self { stored: Stored::Quantized { weight, scales, biases, params }, kernel }
+    }
+
+    /// `x @ weight.T + bias`.
+    fn project(&self, x: &Array, bias: Option<&Array>) -> Result<Array> {
+        if let Some(kernel) = &self.kernel {
+            return kernel.apply(x, &self.arrays(), bias);
+        }
+        match (&self.stored, bias) {
+            (Stored::Dense { transposed, .. }, None) => x.matmul(transposed),
+            (Stored::Dense { transposed, .. }, Some(bias)) => bias.addmm(x, transposed),
+            (Stored::Quantized { weight, scales, biases, params }, bias) => {
+                let product = quantized_matmul(x, weight, scales, biases.as_ref(), true, *params)?;
+                bias.map_or(Ok(product.clone()), |bias| product.add(bias))
             }
         }
     }
 
     /// The arrays it is made of.
     pub fn arrays(&self) -> Vec<&Array> {
-        match self {
-            Self::Dense { weight, .. } => vec![weight],
-            Self::Quantized { weight, scales, biases, .. } => {
+        match &self.stored {
+            Stored::Dense { weight, .. } => vec![weight],
+            Stored::Quantized { weight, scales, biases, .. } => {
                 [weight, scales].into_iter().chain(biases.as_ref()).collect()
             }
         }
@@ -68,11 +97,7 @@ impl Linear {
 
     /// `[…, in]` to `[…, out]`.
     pub fn forward(&self, x: &Array) -> Result<Array> {
-        match (&self.weight, &self.bias) {
-            (weight, None) => weight.project(x),
-            (Weight::Dense { transposed, .. }, Some(bias)) => bias.addmm(x, transposed),
-            (weight, Some(bias)) => weight.project(x)?.add(bias),
-        }
+        self.weight.project(x, self.bias.as_ref())
     }
 }
 
@@ -90,9 +115,9 @@ impl Embedding {
 
     /// `[B, L]` ids to `[B, L, dims]`.
     pub fn forward(&self, ids: &Array) -> Result<Array> {
-        match &self.weight {
-            Weight::Dense { weight, .. } => weight.take(ids, 0),
-            Weight::Quantized { weight, scales, biases, params } => {
+        match &self.weight.stored {
+            Stored::Dense { weight, .. } => weight.take(ids, 0),
+            Stored::Quantized { weight, scales, biases, params } => {
                 let biases = biases.as_ref().map(|biases| biases.take(ids, 0)).transpose()?;
                 dequantize(&weight.take(ids, 0)?, &scales.take(ids, 0)?, biases.as_ref(), *params)
             }
@@ -101,6 +126,6 @@ impl Embedding {
 
     /// `[…, dims]` to `[…, vocab]`: the tied head.
     pub fn as_linear(&self, x: &Array) -> Result<Array> {
-        self.weight.project(x)
+        self.weight.project(x, None)
     }
 }

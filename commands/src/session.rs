@@ -1,0 +1,275 @@
+//! The engine behind the verbs: one loaded model and, between the turns of a conversation, its cache.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use mlx_bun::cache::{LayerCache, can_trim, make_prompt_cache};
+use mlx_bun::generate::prompt_cache;
+use mlx_bun::generate::step::StepOptions;
+use mlx_bun::generate::stream::{self, Chunk, StreamOptions, TextGenerator};
+use mlx_bun::load::LoadedModel;
+use mlx_bun::mlx::memory;
+use serde_json::{Map, Value};
+
+use crate::engine::{
+    Candidate, Engine, Event, FinishReason, LoadOptions, Prompt, Request, SavedCache, Sink, Stats, Summary,
+    TokenLogprobs,
+};
+use crate::error::Complaint;
+use crate::prompt::Renderer;
+
+/// Key of the model argument in a prompt cache file's metadata (mlx_lm.cache_prompt).
+pub const CACHE_MODEL: &str = "model";
+/// Key of the tokenizer's settings, a JSON object, in that metadata.
+pub const CACHE_TOKENIZER: &str = "tokenizer_config";
+/// Key of `--eos-token` in that object.
+pub const CACHE_EOS_TOKEN: &str = "eos_token";
+
+/// Tokens a model has been fed and what it kept of them.
+struct Conversation {
+    fed: Vec<u32>,
+    /// How many of them were the prompt.
+    prompt: usize,
+    caches: Vec<LayerCache>,
+}
+
+/// A loaded model that answers requests one after another.
+pub struct Session {
+    loaded: LoadedModel,
+    renderer: Renderer,
+    options: LoadOptions,
+    /// What the model argument was, for the metadata of saved caches.
+    model_name: String,
+    /// The cache of the prompt cache file, which every request continues.
+    prefix: Option<Vec<LayerCache>>,
+    last: Option<Conversation>,
+}
+
+impl Session {
+    /// A session over a loaded model.
+    pub fn new(
+        loaded: LoadedModel,
+        renderer: Renderer,
+        options: LoadOptions,
+        model_name: String,
+        prefix: Option<Vec<LayerCache>>,
+    ) -> Self {
+        Self { loaded, renderer, options, model_name, prefix, last: None }
+    }
+
+    fn fresh_caches(&self) -> Vec<LayerCache> {
+        let model = &self.loaded.model;
+        // mlx-lm ignores the limit for families that make their own caches; --l1 does what mlx-lm does.
+        let ignored = self.options.numerics.l1 && model.makes_own_cache();
+        let max_size = if ignored { None } else { self.options.kv_cache.max_size };
+        make_prompt_cache(model.layer_kinds(), max_size)
+    }
+
+    fn prompt_ids(&self, prompt: &Prompt) -> anyhow::Result<Vec<u32>> {
+        let tokenizer = &self.loaded.tokenizer;
+        let ids = match prompt {
+            // A sequence begins once.
+            Prompt::Raw(text) if self.prefix.is_some() => tokenizer.encode(text, false)?,
+            Prompt::Raw(text) => tokenizer.encode_prompt(text)?,
+            Prompt::Chat { messages, continue_last, variables } => {
+                let text = match &self.prefix {
+                    None => self.renderer.render(messages, *continue_last, variables)?,
+                    Some(_) => self.renderer.render_suffix(messages, *continue_last, variables)?,
+                };
+                tokenizer.encode(&text, false)?
+            }
+        };
+        if ids.is_empty() {
+            return Err(Complaint::failure("the prompt is empty")
+                .hint("give at least one word to answer")
+                .into());
+        }
+        Ok(ids)
+    }
+
+    /// The caches to continue and how many tokens of the prompt they hold. The last conversation is continued by
+    /// a prompt that begins with the whole of the last one, as the next turn of a chat does; other prompts start
+    /// anew, so that a reply does not depend on what was asked before.
+    fn start(&mut self, prompt: &[u32]) -> (Vec<LayerCache>, usize) {
+        if let Some(prefix) = &self.prefix {
+            return (prefix.clone(), 0);
+        }
+        if let Some(mut last) = self.last.take() {
+            let common =
+                last.fed.iter().zip(prompt).take_while(|(a, b)| a == b).count().min(prompt.len() - 1);
+            let excess = last.fed.len() - common;
+            if common >= last.prompt && (excess == 0 || can_trim(&last.caches)) {
+                for cache in &mut last.caches {
+                    cache.trim(excess as i32);
+                }
+                return (last.caches, common);
+            }
+        }
+        (self.fresh_caches(), 0)
+    }
+
+    fn stream_options(&self, request: &Request) -> StreamOptions {
+        let mut sampling = request.sampling.clone();
+        if let Some(xtc) = &mut sampling.xtc {
+            let tokenizer = &self.loaded.tokenizer;
+            xtc.special_tokens = tokenizer.encode("\n", false).unwrap_or_default();
+            xtc.special_tokens.extend(tokenizer.eos_token_ids());
+        }
+        StreamOptions {
+            step: StepOptions {
+                max_tokens: request.max_tokens,
+                sampling,
+                penalties: request.penalties.clone(),
+                seed: request.seed,
+                prefill_step_size: self.options.kv_cache.prefill_step_size,
+                kv_quantization: self.options.kv_cache.quantization,
+            },
+            stop: request.stop.clone(),
+            eos_token_ids: None,
+            logprobs: request.logprobs,
+        }
+    }
+
+    fn report_logprobs(&self, id: u32, logprobs: stream::TokenLogprobs) -> TokenLogprobs {
+        let candidate = |(id, logprob): (u32, f32)| Candidate {
+            id,
+            token: self.loaded.tokenizer.id_to_token(id).unwrap_or_default(),
+            logprob,
+        };
+        let top_logprobs = logprobs.top.into_iter().map(candidate).collect();
+        TokenLogprobs { id, logprob: logprobs.logprob, top_logprobs }
+    }
+
+    /// Drives one reply; the caches hold `fed` tokens of it afterwards.
+    fn reply(
+        &self,
+        caches: &mut Vec<LayerCache>,
+        prompt: &[u32],
+        request: &Request,
+        sink: Sink,
+    ) -> anyhow::Result<(stream::FinishReason, stream::Stats, Vec<u32>)> {
+        let options = self.stream_options(request);
+        let LoadedModel { model, tokenizer, .. } = &self.loaded;
+        let mut reply = TextGenerator::new(&**model, tokenizer, caches, prompt, &options)?;
+        let mut failure = None;
+        reply.prefill(&mut |done, total| {
+            sink(Event::Prefill { done, total }).unwrap_or_else(|error| {
+                failure = Some(error);
+                ControlFlow::Break(())
+            })
+        })?;
+        if let Some(error) = failure {
+            return Err(error);
+        }
+        let mut tokens = Vec::new();
+        while let Some(Chunk { text, token, logprobs }) = reply.next()? {
+            let mut events = Vec::new();
+            if let Some(id) = token {
+                tokens.push(id);
+                let logprobs = logprobs.map(|logprobs| self.report_logprobs(id, logprobs));
+                events.push(Event::Token { id, logprobs });
+            }
+            if !text.is_empty() {
+                events.push(Event::Text(text));
+            }
+            for event in events {
+                if sink(event)?.is_break() {
+                    reply.cancel();
+                }
+            }
+        }
+        let reason = reply.finish_reason().unwrap_or(stream::FinishReason::Cancelled);
+        Ok((reason, reply.stats(), tokens))
+    }
+}
+
+impl Engine for Session {
+    fn generate(&mut self, request: &Request, sink: Sink) -> anyhow::Result<Summary> {
+        let prompt = self.prompt_ids(&request.prompt)?;
+        let (mut caches, cached) = self.start(&prompt);
+        let (reason, stats, tokens) = self.reply(&mut caches, &prompt[cached..], request, sink)?;
+        let cached_tokens = if self.prefix.is_some() { self.prefix_length() } else { cached };
+        // A step is always in flight: the cache may hold one token more than was returned, an end-of-sequence
+        // token say, which nobody needs to remember.
+        let prompt_length = prompt.len();
+        let mut fed: Vec<u32> = prompt.into_iter().chain(tokens).collect();
+        let held = caches.first().map_or(0, |cache| cache.offset().max(0) as usize);
+        if held > fed.len() && can_trim(&caches) {
+            let excess = (held - fed.len()) as i32;
+            caches.iter_mut().for_each(|cache| {
+                cache.trim(excess);
+            });
+        }
+        let held = caches.first().map_or(0, |cache| cache.offset().max(0) as usize);
+        self.last = (self.prefix.is_none() && held <= fed.len()).then(|| {
+            fed.truncate(held);
+            Conversation { fed, prompt: prompt_length, caches }
+        });
+        Ok(Summary {
+            finish_reason: match reason {
+                stream::FinishReason::Stop => FinishReason::Stop,
+                stream::FinishReason::Length => FinishReason::Length,
+                stream::FinishReason::Cancelled => FinishReason::Interrupted,
+            },
+            stats: Stats {
+                prompt_tokens: stats.prompt_tokens + cached_tokens,
+                cached_tokens,
+                prompt_tps: stats.prompt_tps(),
+                generation_tokens: stats.generation_tokens,
+                generation_tps: stats.generation_tps(),
+                time_to_first_token: stats.prompt_time.as_secs_f64(),
+                peak_memory_gb: stats.peak_memory as f64 / 1e9,
+            },
+        })
+    }
+
+    fn save_prompt_cache(
+        &mut self,
+        prompt: &Prompt,
+        file: &Path,
+        sink: Sink,
+    ) -> anyhow::Result<Option<SavedCache>> {
+        let ids = self.prompt_ids(prompt)?;
+        let mut caches = self.fresh_caches();
+        let options = StepOptions {
+            max_tokens: Some(1),
+            prefill_step_size: self.options.kv_cache.prefill_step_size,
+            kv_quantization: self.options.kv_cache.quantization,
+            ..StepOptions::default()
+        };
+        let mut failure = None;
+        let mut generator =
+            mlx_bun::generate::step::TokenGenerator::new(&*self.loaded.model, &mut caches, &ids, &options)?;
+        let flow = generator.prefill(&mut |done, total| {
+            sink(Event::Prefill { done, total }).unwrap_or_else(|error| {
+                failure = Some(error);
+                ControlFlow::Break(())
+            })
+        })?;
+        drop(generator);
+        if let Some(error) = failure {
+            return Err(error);
+        }
+        if flow.is_break() {
+            return Ok(None);
+        }
+        let mut tokenizer_config = Map::new();
+        if let Some(token) = self.options.extra_eos_tokens.first() {
+            tokenizer_config.insert(CACHE_EOS_TOKEN.to_owned(), Value::from(token.as_str()));
+        }
+        let metadata = BTreeMap::from([
+            (CACHE_MODEL.to_owned(), self.model_name.clone()),
+            (CACHE_TOKENIZER.to_owned(), Value::Object(tokenizer_config).to_string()),
+        ]);
+        prompt_cache::save(file, &caches, &metadata)?;
+        Ok(Some(SavedCache { tokens: ids.len(), peak_memory_gb: memory::peak()? as f64 / 1e9 }))
+    }
+}
+
+impl Session {
+    fn prefix_length(&self) -> usize {
+        let first = self.prefix.as_ref().and_then(|caches| caches.first());
+        first.map_or(0, |cache| cache.offset().max(0) as usize)
+    }
+}

@@ -1,0 +1,12 @@
+//! Our own kernels for plain CPUs, in Rust: no MLX type appears below this module.
+//!
+//! [`isa`] finds out which vector instructions the processor has, [`pool`] spreads work over its cores, and
+//! [`kernels`] computes on plain slices. Every kernel accumulates in f32, and a row of its result depends neither
+//! on the other rows, nor on how many there are, nor on the number of threads.
+
+pub mod isa;
+pub mod kernels;
+pub mod pool;
+
+pub use isa::{Isa, IsaError, Level};
+pub use pool::{Pool, PoolError};

@@ -1,0 +1,503 @@
+//! Python's operators, for those where minijinja's differ.
+//!
+//! minijinja orders values of different types instead of refusing, looks for anything in a string by its printed
+//! form, iterates `None` and slices it. The rewriter turns those operators into calls of the functions registered
+//! here, whose names start with two underscores.
+
+use minijinja::formatting::{FormatStyle, format};
+use minijinja::value::{DynObject, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, State, Value};
+
+use super::arguments::integer;
+use super::environment::add_function;
+use super::python_repr::{to_str, write_str};
+use super::values::{
+    self, PyDict, PyGenerator, PyRange, PySeq, PyView, SeqKind, charge, charge_items, error, is_indexable,
+    type_name,
+};
+
+/// The longest string or list that `*` may build.
+const MAX_REPEAT: usize = 16 << 20;
+
+/// Registers the functions that the rewriter calls.
+pub(super) fn register(env: &mut Environment<'static>) {
+    add_function(env, "__list", |state, args| PySeq::list(literal_items(state, args)?));
+    add_function(env, "__tuple", |state, args| PySeq::tuple(literal_items(state, args)?));
+    add_function(env, "__dict", |state, args| {
+        let map = args.first().and_then(Value::as_object);
+        let pairs = map.and_then(DynObject::try_iter_pairs);
+        let pairs: Vec<_> = pairs.into_iter().flatten().collect();
+        charge_items(state, pairs.len() * 2)?;
+        PyDict::new(pairs)
+    });
+    add_function(env, "__storable", |_, args| {
+        let value = args.first().cloned().unwrap_or_default();
+        values::check_storable(&value)?;
+        Ok(value)
+    });
+    add_function(env, "__iter", |state, args| iterable(state, args.first().unwrap_or(&Value::UNDEFINED)));
+    add_function(env, "__concat", concat);
+    add_function(env, "__add", |state, args| fold(state, args, add));
+    add_function(env, "__mul", |state, args| fold(state, args, multiply));
+    add_function(env, "__mod", |state, args| fold(state, args, modulo));
+    add_function(env, "__pos", |_, args| {
+        let value = args.first().cloned().unwrap_or_default();
+        match Number::of(&value) {
+            Some(Number::Int(number)) => Ok(int(number)),
+            Some(Number::Float(number)) => Ok(Value::from(number)),
+            None => Err(error(format!("bad operand type for unary +: '{}'", type_name(&value)))),
+        }
+    });
+    for (name, operator) in [
+        ("__eq", "=="),
+        ("__ne", "!="),
+        ("__lt", "<"),
+        ("__le", "<="),
+        ("__gt", ">"),
+        ("__ge", ">="),
+        ("__in", "in"),
+        ("__not_in", "not in"),
+    ] {
+        add_function(env, name, move |state, args| match args {
+            [left, right] => compare(state, left, operator, right).map(Value::from),
+            _ => Err(Error::from(ErrorKind::MissingArgument)),
+        });
+    }
+    add_function(env, "__compare", compare_chain);
+}
+
+fn literal_items(state: &State, args: &[Value]) -> Result<Vec<Value>, Error> {
+    let items: Vec<_> = match args.first() {
+        Some(items) => items.try_iter()?.collect(),
+        None => Vec::new(),
+    };
+    charge_items(state, items.len())?;
+    Ok(items)
+}
+
+fn fold(
+    state: &State,
+    args: &[Value],
+    operation: fn(&State, &Value, &Value) -> Result<Value, Error>,
+) -> Result<Value, Error> {
+    let mut args = args.iter();
+    let mut result = args.next().cloned().unwrap_or_default();
+    for right in args {
+        result = operation(state, &result, right)?;
+    }
+    Ok(result)
+}
+
+/// What a `for` loop iterates: a generator is read out so that `loop.length` is known, as Jinja does.
+fn iterable(state: &State, value: &Value) -> Result<Value, Error> {
+    if value.is_undefined() || value.downcast_object_ref::<PyGenerator>().is_some() {
+        return PySeq::list(values::iterate(state, value)?);
+    }
+    if value.is_none() || values::is_namespace(value) || value.try_iter().is_err() {
+        return Err(values::not_iterable(value));
+    }
+    Ok(value.clone())
+}
+
+fn concat(state: &State, args: &[Value]) -> Result<Value, Error> {
+    let mut text = String::new();
+    for value in args {
+        let before = text.len();
+        // Writing to a String cannot fail.
+        let _ = write_str(&mut text, value);
+        charge(state, text.len() - before)?;
+    }
+    Ok(Value::from(text))
+}
+
+/// A number for arithmetic; a bool counts as 0 or 1.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Number {
+    Int(i128),
+    Float(f64),
+}
+
+impl Number {
+    pub(super) fn of(value: &Value) -> Option<Number> {
+        match value.kind() {
+            ValueKind::Bool => Some(Number::Int(i128::from(value.is_true()))),
+            ValueKind::Number if value.is_integer() => i128::try_from(value.clone()).ok().map(Number::Int),
+            ValueKind::Number => f64::try_from(value.clone()).ok().map(Number::Float),
+            _ => None,
+        }
+    }
+
+    pub(super) fn as_f64(self) -> f64 {
+        match self {
+            Number::Int(number) => number as f64,
+            Number::Float(number) => number,
+        }
+    }
+}
+
+/// An integer in minijinja's smallest representation.
+pub(super) fn int(number: i128) -> Value {
+    match i64::try_from(number) {
+        Ok(number) => Value::from(number),
+        Err(_) => Value::from(number),
+    }
+}
+
+fn unsupported(operator: &str, left: &Value, right: &Value) -> Error {
+    if left.is_undefined() || right.is_undefined() {
+        return Error::new(ErrorKind::UndefinedError, format!("an operand of {operator} is undefined"));
+    }
+    error(format!(
+        "unsupported operand type(s) for {operator}: '{}' and '{}'",
+        type_name(left),
+        type_name(right)
+    ))
+}
+
+fn too_large(operator: &str) -> Error {
+    error(format!("the result of {operator} is too large"))
+}
+
+/// `left + right`.
+pub(super) fn add(state: &State, left: &Value, right: &Value) -> Result<Value, Error> {
+    if left.kind() == ValueKind::String && right.kind() == ValueKind::String {
+        let (a, b) = (left.as_str().unwrap_or_default(), right.as_str().unwrap_or_default());
+        charge(state, a.len() + b.len())?;
+        return Ok(Value::from([a, b].concat()));
+    }
+    if let (Some(a), Some(b)) = (left.downcast_object_ref::<PySeq>(), right.downcast_object_ref::<PySeq>())
+        && a.kind == b.kind
+    {
+        charge_items(state, a.items.len() + b.items.len())?;
+        return PySeq::new(a.kind, [a.items.as_slice(), &b.items].concat());
+    }
+    match (Number::of(left), Number::of(right)) {
+        (Some(Number::Int(a)), Some(Number::Int(b))) => {
+            a.checked_add(b).map(int).ok_or_else(|| too_large("+"))
+        }
+        (Some(a), Some(b)) => Ok(Value::from(a.as_f64() + b.as_f64())),
+        _ => Err(unsupported("+", left, right)),
+    }
+}
+
+fn multiply(state: &State, left: &Value, right: &Value) -> Result<Value, Error> {
+    match (Number::of(left), Number::of(right)) {
+        (Some(Number::Int(a)), Some(Number::Int(b))) => {
+            a.checked_mul(b).map(int).ok_or_else(|| too_large("*"))
+        }
+        (Some(a), Some(b)) => Ok(Value::from(a.as_f64() * b.as_f64())),
+        (Some(Number::Int(count)), None) => {
+            repeat(state, right, count)?.ok_or_else(|| unsupported("*", left, right))
+        }
+        (None, Some(Number::Int(count))) => {
+            repeat(state, left, count)?.ok_or_else(|| unsupported("*", left, right))
+        }
+        _ => Err(unsupported("*", left, right)),
+    }
+}
+
+fn repeat(state: &State, value: &Value, count: i128) -> Result<Option<Value>, Error> {
+    let count = usize::try_from(count.max(0)).unwrap_or(usize::MAX);
+    let checked = |len: usize| {
+        len.checked_mul(count).filter(|total| *total <= MAX_REPEAT).ok_or_else(|| too_large("*"))
+    };
+    if value.kind() == ValueKind::String {
+        let text = value.as_str().unwrap_or_default();
+        charge(state, checked(text.len())?)?;
+        return Ok(Some(Value::from(text.repeat(count))));
+    }
+    if let Some(seq) = value.downcast_object_ref::<PySeq>() {
+        charge_items(state, checked(seq.items.len())?)?;
+        let items = seq.items.iter().cloned().cycle();
+        let items = items.take(seq.items.len() * count).collect();
+        return PySeq::new(seq.kind, items).map(Some);
+    }
+    Ok(None)
+}
+
+fn modulo(state: &State, left: &Value, right: &Value) -> Result<Value, Error> {
+    if left.kind() == ValueKind::String {
+        let args = match right.downcast_object_ref::<PySeq>() {
+            Some(tuple) if tuple.kind == SeqKind::Tuple => tuple.items.clone(),
+            _ => vec![right.clone()],
+        };
+        return printf(state, left.as_str().unwrap_or_default(), &args);
+    }
+    match (Number::of(left), Number::of(right)) {
+        (Some(Number::Int(_)), Some(Number::Int(0))) => Err(error("integer modulo by zero")),
+        (Some(Number::Int(a)), Some(Number::Int(b))) => {
+            let remainder = a.checked_rem(b).unwrap_or(0);
+            let wrong_sign = remainder != 0 && (remainder < 0) != (b < 0);
+            Ok(int(if wrong_sign { remainder + b } else { remainder }))
+        }
+        (Some(a), Some(b)) => {
+            let (a, b) = (a.as_f64(), b.as_f64());
+            if b == 0.0 {
+                return Err(error("float modulo"));
+            }
+            let remainder = a % b;
+            let wrong_sign = remainder != 0.0 && (remainder < 0.0) != (b < 0.0);
+            Ok(Value::from(if wrong_sign { remainder + b } else { remainder }))
+        }
+        _ => Err(unsupported("%", left, right)),
+    }
+}
+
+/// `format % args`.
+pub(super) fn printf(state: &State, text: &str, args: &[Value]) -> Result<Value, Error> {
+    formatted(state, FormatStyle::Printf, text, args)
+}
+
+/// Formats after paying for the widths and precisions that the format asks for.
+pub(super) fn formatted(
+    state: &State,
+    style: FormatStyle,
+    text: &str,
+    args: &[Value],
+) -> Result<Value, Error> {
+    let mut requested = text.len();
+    for digits in text.split(|character: char| !character.is_ascii_digit()) {
+        if !digits.is_empty() {
+            let width: usize = digits.parse().unwrap_or(usize::MAX);
+            if width > 10_000 {
+                return Err(error(format!("the width {digits} in a format is too large")));
+            }
+            requested = requested.saturating_add(width);
+        }
+    }
+    if text.contains('*') {
+        return Err(error("a width taken from the arguments is not supported"));
+    }
+    charge(state, requested)?;
+    format(style, text, args).map(Value::from)
+}
+
+fn compare_chain(state: &State, args: &[Value]) -> Result<Value, Error> {
+    let mut rest = args;
+    while let [left, operator, right, ..] = rest {
+        if !compare(state, left, operator.as_str().unwrap_or_default(), right)? {
+            return Ok(Value::from(false));
+        }
+        rest = &rest[2..];
+    }
+    Ok(Value::from(true))
+}
+
+/// Applies one of Jinja's comparison operators.
+pub(super) fn compare(state: &State, left: &Value, operator: &str, right: &Value) -> Result<bool, Error> {
+    match operator {
+        "==" => equal(left, right),
+        "!=" => equal(left, right).map(|equal| !equal),
+        "<" => ordered(operator, left, right),
+        "<=" => ordered(operator, left, right),
+        ">" => ordered(operator, left, right),
+        ">=" => ordered(operator, left, right),
+        "in" => contains(state, right, left),
+        _ => contains(state, right, left).map(|found| !found),
+    }
+}
+
+/// `left == right`.
+pub(super) fn equal(left: &Value, right: &Value) -> Result<bool, Error> {
+    if let (Some(a), Some(b)) = (left.downcast_object_ref::<PySeq>(), right.downcast_object_ref::<PySeq>()) {
+        if a.kind != b.kind || a.items.len() != b.items.len() {
+            return Ok(false);
+        }
+        for (a, b) in a.items.iter().zip(&b.items) {
+            if !equal(a, b)? {
+                return Ok(false);
+            }
+        }
+        return Ok(true);
+    }
+    if let (Some(a), Some(b)) = (left.downcast_object_ref::<PyDict>(), right.downcast_object_ref::<PyDict>())
+    {
+        if a.entries().len() != b.entries().len() {
+            return Ok(false);
+        }
+        for (key, value) in a.entries() {
+            match b.get(key) {
+                Some(other) if equal(value, &other)? => {}
+                _ => return Ok(false),
+            }
+        }
+        return Ok(true);
+    }
+    match (left.as_object(), right.as_object()) {
+        (Some(_), Some(_)) => {
+            Ok(match (left.downcast_object_ref::<PyRange>(), right.downcast_object_ref::<PyRange>()) {
+                (Some(a), Some(b)) => a.same_items(b),
+                _ => values::is_same(left, right),
+            })
+        }
+        (None, None) => Ok(left == right),
+        _ => Ok(false),
+    }
+}
+
+/// `left < right`.
+pub(super) fn less_than(left: &Value, right: &Value) -> Result<bool, Error> {
+    ordered("<", left, right)
+}
+
+fn ordered(operator: &str, left: &Value, right: &Value) -> Result<bool, Error> {
+    use std::cmp::Ordering;
+    let ordering = match (Number::of(left), Number::of(right)) {
+        (Some(Number::Int(a)), Some(Number::Int(b))) => Some(a.cmp(&b)),
+        (Some(a), Some(b)) => a.as_f64().partial_cmp(&b.as_f64()),
+        _ if left.kind() == ValueKind::String && right.kind() == ValueKind::String => {
+            Some(left.as_str().cmp(&right.as_str()))
+        }
+        _ => {
+            if let (Some(a), Some(b)) =
+                (left.downcast_object_ref::<PySeq>(), right.downcast_object_ref::<PySeq>())
+                && a.kind == b.kind
+            {
+                for (a, b) in a.items.iter().zip(&b.items) {
+                    if !equal(a, b)? {
+                        return ordered(operator, a, b);
+                    }
+                }
+                Some(a.items.len().cmp(&b.items.len()))
+            } else if left.is_undefined() || right.is_undefined() {
+                return Err(unsupported(operator, left, right));
+            } else {
+                return Err(error(format!(
+                    "'{operator}' not supported between instances of '{}' and '{}'",
+                    type_name(left),
+                    type_name(right)
+                )));
+            }
+        }
+    };
+    Ok(match operator {
+        "<" => ordering == Some(Ordering::Less),
+        "<=" => matches!(ordering, Some(Ordering::Less | Ordering::Equal)),
+        ">" => ordering == Some(Ordering::Greater),
+        _ => matches!(ordering, Some(Ordering::Greater | Ordering::Equal)),
+    })
+}
+
+/// `item in container`.
+pub(super) fn contains(state: &State, container: &Value, item: &Value) -> Result<bool, Error> {
+    match container.kind() {
+        ValueKind::Undefined => return Ok(false),
+        ValueKind::String => {
+            let text = container.as_str().unwrap_or_default();
+            charge(state, text.len())?;
+            return match item.kind() {
+                ValueKind::String => Ok(text.contains(item.as_str().unwrap_or_default())),
+                _ => Err(error(format!(
+                    "'in <string>' requires string as left operand, not {}",
+                    type_name(item)
+                ))),
+            };
+        }
+        _ => {}
+    }
+    if let Some(dict) = container.downcast_object_ref::<PyDict>() {
+        return Ok(dict.get(item).is_some());
+    }
+    if container.is_none() || values::is_namespace(container) {
+        return Err(not_a_container(container));
+    }
+    let view_items = container.downcast_object_ref::<PyView>().map(|view| view.items.as_slice());
+    let items = container.downcast_object_ref::<PySeq>().map(|seq| seq.items.as_slice()).or(view_items);
+    if let Some(items) = items {
+        charge_items(state, items.len())?;
+        for candidate in items {
+            if equal(candidate, item)? {
+                return Ok(true);
+            }
+        }
+        return Ok(false);
+    }
+    let candidates = container.try_iter().map_err(|_| not_a_container(container))?;
+    for (index, candidate) in candidates.enumerate() {
+        if index % 64 == 0 {
+            charge_items(state, 64)?;
+        }
+        if equal(&candidate, item)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn not_a_container(value: &Value) -> Error {
+    error(format!("argument of type '{}' is not iterable", type_name(value)))
+}
+
+/// `value[start:stop:step]`.
+pub(super) fn slice(state: &State, value: &Value, bounds: &[Value]) -> Result<Value, Error> {
+    let bound = |index: usize| match bounds.get(index) {
+        Some(bound) if !bound.is_none() => {
+            integer(bound).map(Some).map_err(|_| error("slice indices must be integers or None"))
+        }
+        _ => Ok(None),
+    };
+    let (start, stop, step) = (bound(0)?, bound(1)?, bound(2)?.unwrap_or(1));
+    if step == 0 {
+        return Err(error("slice step cannot be zero"));
+    }
+    if value.kind() == ValueKind::String {
+        let text = value.as_str().unwrap_or_default();
+        charge(state, text.len())?;
+        let characters: Vec<char> = text.chars().collect();
+        let indices = slice_indices(start, stop, step, characters.len());
+        let sliced: String = indices.filter_map(|index| characters.get(index)).collect();
+        return Ok(Value::from(sliced));
+    }
+    let Some(object) = value.as_object().filter(|object| is_indexable(object)) else {
+        if value.is_undefined() {
+            return Err(Error::new(ErrorKind::UndefinedError, "cannot slice an undefined value"));
+        }
+        return Err(error(format!("'{}' object is not subscriptable by a slice", type_name(value))));
+    };
+    let kind = match value.downcast_object_ref::<PySeq>() {
+        Some(seq) => seq.kind,
+        None => SeqKind::List,
+    };
+    let len = object.enumerator_len().unwrap_or(0);
+    let mut items = Vec::new();
+    for index in slice_indices(start, stop, step, len) {
+        items.push(object.get_value(&Value::from(index)).unwrap_or_default());
+    }
+    charge_items(state, items.len())?;
+    PySeq::new(kind, items)
+}
+
+/// The indices a slice visits, by the rules of `slice.indices`.
+fn slice_indices(
+    start: Option<i64>,
+    stop: Option<i64>,
+    step: i64,
+    len: usize,
+) -> impl Iterator<Item = usize> {
+    let len = i64::try_from(len).unwrap_or(i64::MAX);
+    let (low, high) = if step > 0 { (0, len) } else { (-1, len - 1) };
+    let clamp = |bound: i64| {
+        let bound = if bound < 0 { bound.saturating_add(len) } else { bound };
+        bound.clamp(low, high)
+    };
+    let start = start.map_or(if step > 0 { low } else { high }, clamp);
+    let stop = stop.map_or(if step > 0 { high } else { low }, clamp);
+    let mut next = Some(start);
+    std::iter::from_fn(move || {
+        let index = next.filter(|index| if step > 0 { *index < stop } else { *index > stop })?;
+        next = index.checked_add(step);
+        usize::try_from(index).ok()
+    })
+}
+
+/// `container[key]` as Jinja's environment reads it: undefined when there is nothing, an error on undefined.
+pub(super) fn get_item(container: &Value, key: &Value) -> Result<Value, Error> {
+    container.get_item(key)
+}
+
+/// `str(value)`, paid for.
+pub(super) fn text_of(state: &State, value: &Value) -> Result<String, Error> {
+    let text = to_str(value);
+    charge(state, text.len())?;
+    Ok(text)
+}

@@ -1,0 +1,207 @@
+//! `str()` and `repr()` as Python writes them.
+
+use std::fmt::{self, Write};
+
+use minijinja::Value;
+use minijinja::value::ValueKind;
+
+use super::values::{PyDict, PyGroup, PyRange, PySeq, PyView, SeqKind, is_namespace};
+
+/// `str(value)`: strings as they are, undefined as nothing, everything else as its repr.
+pub(super) fn to_str(value: &Value) -> String {
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    let _ = write_str(&mut text, value);
+    text
+}
+
+/// Writes `str(value)`.
+pub(super) fn write_str(out: &mut dyn Write, value: &Value) -> fmt::Result {
+    match value.kind() {
+        ValueKind::Undefined => Ok(()),
+        ValueKind::String => out.write_str(value.as_str().unwrap_or_default()),
+        _ => write_repr(out, value),
+    }
+}
+
+/// `repr(value)`.
+pub(super) fn to_repr(value: &Value) -> String {
+    let mut text = String::new();
+    let _ = write_repr(&mut text, value);
+    text
+}
+
+/// Writes `repr(value)`.
+pub(super) fn write_repr(out: &mut dyn Write, value: &Value) -> fmt::Result {
+    match value.kind() {
+        ValueKind::Undefined => out.write_str("Undefined"),
+        ValueKind::None => out.write_str("None"),
+        ValueKind::Bool => out.write_str(if value.is_true() { "True" } else { "False" }),
+        ValueKind::String => write_quoted(out, value.as_str().unwrap_or_default()),
+        ValueKind::Number => match f64::try_from(value.clone()) {
+            Ok(number) if !value.is_integer() => out.write_str(&float_repr(number)),
+            _ => write!(out, "{value}"),
+        },
+        _ => write_object(out, value),
+    }
+}
+
+fn write_object(out: &mut dyn Write, value: &Value) -> fmt::Result {
+    if let Some(seq) = value.downcast_object_ref::<PySeq>() {
+        return match seq.kind {
+            SeqKind::List => write_items(out, "[", &seq.items, "]"),
+            SeqKind::Tuple if seq.items.len() == 1 => write_items(out, "(", &seq.items, ",)"),
+            SeqKind::Tuple => write_items(out, "(", &seq.items, ")"),
+        };
+    }
+    if let Some(dict) = value.downcast_object_ref::<PyDict>() {
+        out.write_char('{')?;
+        for (index, (key, value)) in dict.entries().iter().enumerate() {
+            if index > 0 {
+                out.write_str(", ")?;
+            }
+            write_repr(out, key)?;
+            out.write_str(": ")?;
+            write_repr(out, value)?;
+        }
+        return out.write_char('}');
+    }
+    if let Some(view) = value.downcast_object_ref::<PyView>() {
+        out.write_str(view.kind.type_name())?;
+        return write_items(out, "([", &view.items, "])");
+    }
+    if let Some(range) = value.downcast_object_ref::<PyRange>() {
+        return match range.step {
+            1 => write!(out, "range({}, {})", range.start, range.stop),
+            step => write!(out, "range({}, {}, {step})", range.start, range.stop),
+        };
+    }
+    if let Some(group) = value.downcast_object_ref::<PyGroup>() {
+        let halves = [group.grouper.clone(), group.list.clone()];
+        return write_items(out, "(", &halves, ")");
+    }
+    if is_namespace(value) {
+        // Its attributes cannot hold a namespace, so this ends.
+        out.write_str("<Namespace {")?;
+        for (index, key) in value.try_iter().into_iter().flatten().enumerate() {
+            if index > 0 {
+                out.write_str(", ")?;
+            }
+            write_repr(out, &key)?;
+            out.write_str(": ")?;
+            write_repr(out, &value.get_item(&key).unwrap_or_default())?;
+        }
+        return out.write_str("}>");
+    }
+    write!(out, "{value}")
+}
+
+fn write_items(out: &mut dyn Write, open: &str, items: &[Value], close: &str) -> fmt::Result {
+    out.write_str(open)?;
+    for (index, item) in items.iter().enumerate() {
+        if index > 0 {
+            out.write_str(", ")?;
+        }
+        write_repr(out, item)?;
+    }
+    out.write_str(close)
+}
+
+fn write_quoted(out: &mut dyn Write, text: &str) -> fmt::Result {
+    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+    out.write_char(quote)?;
+    for character in text.chars() {
+        match character {
+            '\\' => out.write_str("\\\\")?,
+            '\n' => out.write_str("\\n")?,
+            '\r' => out.write_str("\\r")?,
+            '\t' => out.write_str("\\t")?,
+            _ if character == quote => write!(out, "\\{character}")?,
+            _ if is_printable(character) => out.write_char(character)?,
+            _ => match u32::from(character) {
+                code @ ..=0xff => write!(out, "\\x{code:02x}")?,
+                code @ ..=0xffff => write!(out, "\\u{code:04x}")?,
+                code => write!(out, "\\U{code:08x}")?,
+            },
+        }
+    }
+    out.write_char(quote)
+}
+
+/// Python's `str.isprintable` for one character.
+///
+/// The standard library's debug escapes cover the same Unicode categories, but for combining marks at the start of
+/// a string; hence the letter before.
+pub(super) fn is_printable(character: char) -> bool {
+    if character.is_ascii() {
+        return !character.is_ascii_control();
+    }
+    let mut probe = String::from("a");
+    probe.push(character);
+    probe.escape_debug().count() == 2
+}
+
+/// `float.__repr__`: the shortest digits that read back, with an exponent from 1e16 up and below 1e-4.
+pub(super) fn float_repr(value: f64) -> String {
+    if value.is_nan() {
+        return "nan".to_owned();
+    }
+    if value.is_infinite() {
+        return if value > 0.0 { "inf" } else { "-inf" }.to_owned();
+    }
+    let scientific = format!("{value:e}");
+    let (mantissa, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
+    let exponent: i32 = exponent.parse().unwrap_or(0);
+    if value == 0.0 || (-4..16).contains(&exponent) {
+        let mut text = format!("{value}");
+        if !text.contains('.') {
+            text.push_str(".0");
+        }
+        return text;
+    }
+    let sign = if exponent < 0 { '-' } else { '+' };
+    format!("{mantissa}e{sign}{:02}", exponent.unsigned_abs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn floats_print_as_python_prints_them() {
+        for (value, expected) in [
+            (0.0, "0.0"),
+            (-0.0, "-0.0"),
+            (1.0, "1.0"),
+            (0.1, "0.1"),
+            (1e-4, "0.0001"),
+            (1e-5, "1e-05"),
+            (1.5e-7, "1.5e-07"),
+            (1e15, "1000000000000000.0"),
+            (1e16, "1e+16"),
+            (1.25e100, "1.25e+100"),
+            (123456789.125, "123456789.125"),
+            (f64::NAN, "nan"),
+            (f64::NEG_INFINITY, "-inf"),
+            (5e-324, "5e-324"),
+        ] {
+            assert_eq!(float_repr(value), expected);
+        }
+    }
+
+    #[test]
+    fn strings_are_quoted_as_python_quotes_them() {
+        for (text, expected) in [
+            ("a", "'a'"),
+            ("it's", "\"it's\""),
+            ("it's \"x\"", "'it\\'s \"x\"'"),
+            ("a\nb\\\t", "'a\\nb\\\\\\t'"),
+            ("\u{0}\u{7f}\u{a0}", "'\\x00\\x7f\\xa0'"),
+            ("\u{200b}\u{1f600}é", "'\\u200b\u{1f600}é'"),
+            ("e\u{301}", "'e\u{301}'"),
+            ("\u{e0001}", "'\\U000e0001'"),
+        ] {
+            assert_eq!(to_repr(&Value::from(text)), expected);
+        }
+    }
+}
