@@ -71,6 +71,7 @@ pub fn run(
         kv_cache: args.kv_cache.resolve(&mut warnings)?,
         numerics: args.numerics.resolve(),
         prompt_cache_file: None,
+        conversation: false,
     };
     if args.raw {
         args.template.warn_unused(&mut warnings);

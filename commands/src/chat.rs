@@ -102,6 +102,7 @@ pub fn run(
         kv_cache: args.kv_cache.resolve(&mut warnings)?,
         numerics: args.numerics.resolve(),
         prompt_cache_file: None,
+        conversation: true,
     };
     let settings = Request {
         prompt: Prompt::Raw(String::new()),

@@ -136,6 +136,7 @@ impl GenerateArgs {
             kv_cache,
             numerics: self.numerics.resolve(),
             prompt_cache_file: self.prompt_cache_file.clone(),
+            conversation: false,
         };
         Ok(Plan { load, jobs: self.jobs(source, printer)?, form })
     }

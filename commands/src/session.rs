@@ -202,7 +202,7 @@ impl Engine for Session {
             });
         }
         let held = caches.first().map_or(0, |cache| cache.offset().max(0) as usize);
-        self.last = (self.prefix.is_none() && held <= fed.len()).then(|| {
+        self.last = (self.options.conversation && self.prefix.is_none() && held <= fed.len()).then(|| {
             fed.truncate(held);
             Conversation { fed, prompt: prompt_length, caches }
         });

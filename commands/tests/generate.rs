@@ -104,14 +104,15 @@ fn a_stop_text_ends_the_reply_and_is_not_printed() {
 fn a_prompt_file_is_answered_in_order_as_if_each_line_stood_alone() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("prompts.jsonl");
-    let lines = "{\"prompt\": \"Hello\", \"id\": \"a\"}\n{\"prompt\": \"World\", \"max_tokens\": 2}\n";
+    let lines = "{\"prompt\": \"Hello\", \"id\": \"a\"}\n{\"prompt\": \"Hello you\", \"max_tokens\": 2}\n";
     fs::write(&file, lines).unwrap();
     let path = file.to_str().unwrap();
     let out = stdout(&mut on_model("generate", &["--raw", "-m", "4", "--prompt-file", path]));
     let answers: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!((&answers[0]["index"], &answers[0]["id"]), (&Value::from(0), &Value::from("a")));
     assert_eq!(answers[0]["tokens"], json(&["-m", "4", "Hello"])["tokens"]);
-    assert_eq!(answers[1]["tokens"], json(&["-m", "2", "World"])["tokens"]);
+    assert_eq!(answers[1]["tokens"], json(&["-m", "2", "Hello you"])["tokens"]);
+    assert_eq!(answers[1]["stats"]["cached_tokens"], 0);
     assert_eq!(answers.len(), 2);
 }
 
