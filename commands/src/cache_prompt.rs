@@ -24,7 +24,7 @@ Example:
 
 /// Compute a long prompt once and save it for `generate --prompt-cache-file`
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = MORE, after_long_help = EXAMPLES)]
+#[command(args_override_self = true, after_help = MORE, after_long_help = EXAMPLES)]
 pub struct CachePromptArgs {
     /// The file to write
     #[arg(long, value_name = "FILE", help_heading = "Prompt")]
@@ -71,6 +71,7 @@ pub fn run(
         kv_cache: args.kv_cache.resolve(&mut warnings)?,
         numerics: args.numerics.resolve(),
         prompt_cache_file: None,
+        conversation: false,
     };
     if args.raw {
         args.template.warn_unused(&mut warnings);

@@ -42,7 +42,7 @@ In the conversation:
 
 /// Talk with a model
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = MORE, after_long_help = EXAMPLES)]
+#[command(args_override_self = true, after_help = MORE, after_long_help = EXAMPLES)]
 pub struct ChatArgs {
     #[command(flatten)]
     model: ModelArgs,
@@ -102,6 +102,7 @@ pub fn run(
         kv_cache: args.kv_cache.resolve(&mut warnings)?,
         numerics: args.numerics.resolve(),
         prompt_cache_file: None,
+        conversation: true,
     };
     let settings = Request {
         prompt: Prompt::Raw(String::new()),

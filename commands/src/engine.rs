@@ -37,6 +37,9 @@ pub struct LoadOptions {
     pub numerics: Numerics,
     /// A saved cache that every request continues.
     pub prompt_cache_file: Option<PathBuf>,
+    /// Requests are turns of one conversation, which may continue the last one's cache. Otherwise each is computed
+    /// whole, so that its bits do not depend on what was asked before.
+    pub conversation: bool,
 }
 
 /// What to continue.

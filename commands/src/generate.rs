@@ -35,7 +35,7 @@ The reply goes to standard output, statistics and everything else to standard er
 
 /// Answer a prompt and exit
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = MORE, after_long_help = EXAMPLES)]
+#[command(args_override_self = true, after_help = MORE, after_long_help = EXAMPLES)]
 pub struct GenerateArgs {
     #[command(flatten)]
     prompt: PromptArgs,
@@ -136,6 +136,7 @@ impl GenerateArgs {
             kv_cache,
             numerics: self.numerics.resolve(),
             prompt_cache_file: self.prompt_cache_file.clone(),
+            conversation: false,
         };
         Ok(Plan { load, jobs: self.jobs(source, printer)?, form })
     }

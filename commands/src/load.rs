@@ -3,18 +3,20 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use anyhow::Context as _;
 use mlx_bun::cache::LayerCache;
 use mlx_bun::checkpoint::environment::Environment;
 use mlx_bun::checkpoint::source::resolve_model;
 use mlx_bun::generate::prompt_cache;
 use mlx_bun::mlx::{self, DeviceKind, cpu_ops};
+use serde_json::Value;
 
 use crate::engine::{Engine, LoadOptions};
 use crate::env;
 use crate::error::Complaint;
 use crate::printer::Printer;
 use crate::prompt::Renderer;
-use crate::session::{CACHE_MODEL, Session};
+use crate::session::{CACHE_EOS_TOKEN, CACHE_MODEL, CACHE_TOKENIZER, Session};
 
 /// Loads the model that the options name.
 ///
@@ -39,7 +41,8 @@ pub fn load(options: &LoadOptions, printer: &Printer) -> anyhow::Result<Box<dyn 
     let resolved = resolve_model(argument.as_deref(), &Environment::of_process())?;
     printer.detail(&format!("model: {}", resolved.source.path().display()));
     let mut loaded = mlx_bun::load::load(&resolved.source)?;
-    for token in &options.extra_eos_tokens {
+    let recorded = metadata.as_ref().map(recorded_eos_token).transpose()?.flatten();
+    for token in options.extra_eos_tokens.iter().chain(&recorded) {
         loaded.tokenizer.add_eos_token(token)?;
     }
     if let Some(caches) = &prefix {
@@ -49,6 +52,14 @@ pub fn load(options: &LoadOptions, printer: &Printer) -> anyhow::Result<Box<dyn 
     let renderer = Renderer::new(templates, &loaded.tokenizer, &options.template);
     let name = argument.unwrap_or_default();
     Ok(Box::new(Session::new(loaded, renderer, options.clone(), name, prefix)))
+}
+
+/// The `--eos-token` that a prompt cache was made with.
+fn recorded_eos_token(metadata: &BTreeMap<String, String>) -> anyhow::Result<Option<String>> {
+    let Some(text) = metadata.get(CACHE_TOKENIZER) else { return Ok(None) };
+    let config: Value =
+        serde_json::from_str(text).context("the prompt cache's `tokenizer_config` is not JSON")?;
+    Ok(config.get(CACHE_EOS_TOKEN).and_then(Value::as_str).map(str::to_owned))
 }
 
 /// Fused activations are mlx-lm's bits. On a Linux CPU they need a C++ compiler at run time, so there they are

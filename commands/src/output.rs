@@ -13,6 +13,9 @@ use crate::printer::{Printer, Progress};
 /// Version of the JSON objects; it changes when a field changes its meaning or goes away.
 pub const SCHEMA_VERSION: u32 = 1;
 
+/// Prompts shorter than this are read too fast for a bar to be more than a flicker.
+const LONG_PROMPT: usize = 512;
+
 /// What the model answered.
 #[derive(Clone, Debug)]
 pub struct Reply {
@@ -45,6 +48,7 @@ pub fn run(
     let mut progress: Option<Progress> = None;
     let summary = engine.generate(request, &mut |event| {
         match event {
+            Event::Prefill { total, .. } if total < LONG_PROMPT => {}
             Event::Prefill { done, total } => {
                 progress
                     .get_or_insert_with(|| printer.progress("Reading the prompt", total as u64))

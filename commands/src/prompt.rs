@@ -8,7 +8,7 @@ use crate::args::template::Template;
 use crate::engine::Message;
 use crate::error::Complaint;
 
-/// Stands for the text of the last message while the prompt before it is measured (mlx-lm's generate.py).
+/// Stands for the user's last message while the prompt before it is measured (mlx-lm's generate.py).
 const QUERY: &str = "<query>";
 
 /// ChatML, for models without a template whose user asked for one.
@@ -68,7 +68,7 @@ impl Renderer {
         Ok(self.templates.select(None, false)?.render(&request)?)
     }
 
-    /// The prompt from the text of the last message on: what follows a saved cache that holds the rest.
+    /// The prompt from the text of the user's last message on: what follows a saved cache that holds the rest.
     ///
     /// # Errors
     /// As for [`Renderer::render`], and when the place cannot be told.
@@ -85,8 +85,11 @@ impl Renderer {
         };
         let prompt = self.render(messages, continue_last, variables)?;
         let mut probe = messages.to_vec();
-        if let Some(last) = probe.last_mut() {
-            last.insert("content".to_owned(), Value::from(QUERY));
+        // Not simply the last message: `--prefill-response` comes after the question.
+        let question =
+            probe.iter_mut().rfind(|message| message.get("role").is_some_and(|role| role == "user"));
+        if let Some(question) = question {
+            question.insert("content".to_owned(), Value::from(QUERY));
         }
         let probe = self.render(&probe, continue_last, variables)?;
         let start = probe.find(QUERY).ok_or_else(unclear)?;

@@ -10,6 +10,7 @@ use mlx_bun::generate::step::StepOptions;
 use mlx_bun::generate::stream::{self, Chunk, StreamOptions, TextGenerator};
 use mlx_bun::load::LoadedModel;
 use mlx_bun::mlx::memory;
+use serde_json::{Map, Value};
 
 use crate::engine::{
     Candidate, Engine, Event, FinishReason, LoadOptions, Prompt, Request, SavedCache, Sink, Stats, Summary,
@@ -20,6 +21,10 @@ use crate::prompt::Renderer;
 
 /// Key of the model argument in a prompt cache file's metadata (mlx_lm.cache_prompt).
 pub const CACHE_MODEL: &str = "model";
+/// Key of the tokenizer's settings, a JSON object, in that metadata.
+pub const CACHE_TOKENIZER: &str = "tokenizer_config";
+/// Key of `--eos-token` in that object.
+pub const CACHE_EOS_TOKEN: &str = "eos_token";
 
 /// Tokens a model has been fed and what it kept of them.
 struct Conversation {
@@ -64,6 +69,8 @@ impl Session {
     fn prompt_ids(&self, prompt: &Prompt) -> anyhow::Result<Vec<u32>> {
         let tokenizer = &self.loaded.tokenizer;
         let ids = match prompt {
+            // A sequence begins once.
+            Prompt::Raw(text) if self.prefix.is_some() => tokenizer.encode(text, false)?,
             Prompt::Raw(text) => tokenizer.encode_prompt(text)?,
             Prompt::Chat { messages, continue_last, variables } => {
                 let text = match &self.prefix {
@@ -195,7 +202,7 @@ impl Engine for Session {
             });
         }
         let held = caches.first().map_or(0, |cache| cache.offset().max(0) as usize);
-        self.last = (self.prefix.is_none() && held <= fed.len()).then(|| {
+        self.last = (self.options.conversation && self.prefix.is_none() && held <= fed.len()).then(|| {
             fed.truncate(held);
             Conversation { fed, prompt: prompt_length, caches }
         });
@@ -247,9 +254,13 @@ impl Engine for Session {
         if flow.is_break() {
             return Ok(None);
         }
+        let mut tokenizer_config = Map::new();
+        if let Some(token) = self.options.extra_eos_tokens.first() {
+            tokenizer_config.insert(CACHE_EOS_TOKEN.to_owned(), Value::from(token.as_str()));
+        }
         let metadata = BTreeMap::from([
             (CACHE_MODEL.to_owned(), self.model_name.clone()),
-            ("tokenizer_config".to_owned(), "{}".to_owned()),
+            (CACHE_TOKENIZER.to_owned(), Value::Object(tokenizer_config).to_string()),
         ]);
         prompt_cache::save(file, &caches, &metadata)?;
         Ok(Some(SavedCache { tokens: ids.len(), peak_memory_gb: memory::peak()? as f64 / 1e9 }))

@@ -1,25 +1,16 @@
 //! The program from outside: what it says, where, and how it ends. No model is needed.
 
+#![allow(clippy::unwrap_used)] // clippy counts helpers outside of test functions as production code
+
+mod support;
+
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use insta::assert_snapshot;
-
-/// The program in a clean environment.
-fn mlx_bun(arguments: &[&str]) -> Command {
-    let mut command = Command::new(assert_cmd::cargo::cargo_bin!("mlx-bun"));
-    command.args(arguments).stdin(Stdio::null()).env_clear();
-    for kept in ["LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"] {
-        if let Some(value) = std::env::var_os(kept) {
-            command.env(kept, value);
-        }
-    }
-    // No model, no history, no cache lies there.
-    command.env("HOME", "/nonexistent");
-    command
-}
+use support::mlx_bun;
 
 /// What a command printed and how it ended.
 fn outcome(command: &mut Command) -> String {

@@ -168,14 +168,11 @@ fn step_options(cell: &Cell) -> Result<StepOptions> {
         penalties: penalties(&cell.processors)?,
         seed: cell.seed,
         prefill_step_size: cell.prefill_step_size.unwrap_or(PREFILL_STEP_SIZE),
-        kv_quantization: match kv.kv_bits {
-            Some(bits) => Some(KvQuantization {
-                bits: u8::try_from(bits)?,
-                group_size: u32::try_from(kv.kv_group_size)?,
-                start: kv.quantized_kv_start,
-            }),
-            None => None,
-        },
+        kv_quantization: kv.kv_bits.map(|bits| KvQuantization {
+            bits,
+            group_size: kv.kv_group_size,
+            start: kv.quantized_kv_start,
+        }),
     })
 }
 
