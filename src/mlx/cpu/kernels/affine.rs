@@ -2,7 +2,7 @@
 
 use super::error::KernelError;
 use super::floats::Floats;
-use super::simd::{Element, LANES, Simd, load_part};
+use super::simd::{Element, LANES, Simd};
 
 /// Bits of a code that MLX packs.
 pub(super) const WIDTHS: [usize; 6] = [2, 3, 4, 5, 6, 8];
@@ -10,59 +10,65 @@ pub(super) const WIDTHS: [usize; 6] = [2, 3, 4, 5, 6, 8];
 /// Elements that may share a scale.
 pub(super) const GROUPS: [usize; 3] = [32, 64, 128];
 
-/// The codes `first..first + 16` of a row; `first` is a multiple of 16.
-#[inline(always)]
-fn codes<S: Simd>(s: S, words: &[u32], bits: usize, first: usize) -> S::V {
-    let at = |i: usize| words.get(i).copied().unwrap_or(0);
-    let word = first * bits / 32;
-    match bits {
-        4 => {
-            let pair = u64::from(at(word)) | u64::from(at(word + 1)) << 32;
-            s.load_u4(&pair.to_le_bytes())
-        }
-        8 => {
-            let mut bytes = [0; LANES];
-            for (i, to) in bytes.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-                *to = at(word + i).to_le_bytes();
-            }
-            s.load_u8(&bytes)
-        }
-        _ => {
-            let mut bytes = [0; LANES];
-            for (i, to) in bytes.iter_mut().enumerate() {
-                let bit = (first + i) * bits;
-                let pair = u64::from(at(bit / 32)) | u64::from(at(bit / 32 + 1)) << 32;
-                *to = (pair >> (bit % 32)) as u8 & ((1 << bits) - 1);
-            }
-            s.load_u8(&bytes)
-        }
-    }
+/// Affine groups of one row.
+#[derive(Clone, Copy)]
+pub(super) struct AffineRow<'a, E> {
+    pub words: &'a [u32],
+    /// One entry a group, as in `biases`.
+    pub scales: &'a [E],
+    pub biases: &'a [E],
 }
 
-/// Writes a row's values, in float32, to `to`, whose length is a multiple of 32; `scales` and `biases` have one
-/// entry for every `group` of them.
+/// Writes a row's values in float32 to `to`, which holds whole groups.
 #[inline(always)]
 pub(super) fn dequantize_row<S: Simd, E: Element>(
     s: S,
     bits: usize,
     group: usize,
-    words: &[u32],
-    scales: &[E],
-    biases: &[E],
+    row: AffineRow<'_, E>,
     to: &mut [f32],
 ) {
-    for (i, span) in to.chunks_mut(LANES * group).enumerate() {
-        // Sixteen groups at a time, since half-precision scales convert best as a vector.
-        let (mut scale, mut bias) = ([0.0; LANES], [0.0; LANES]);
-        let part = i * LANES..scales.len().min((i + 1) * LANES);
-        s.store(&mut scale, load_part(s, &scales[part.clone()]));
-        s.store(&mut bias, load_part(s, &biases[part]));
-        for (j, to) in span.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
-            let code = codes(s, words, bits, i * LANES * group + j * LANES);
-            let of = j * LANES / group;
-            s.store(to, s.mul_add(code, s.splat(scale[of]), s.splat(bias[of])));
+    let to = to.as_chunks_mut::<LANES>().0;
+    let vectors = group / LANES;
+    let entries = row.scales.iter().zip(row.biases).enumerate();
+    for (g, (scale, bias)) in entries {
+        let (scale, bias) = (scale.splat(s), bias.splat(s));
+        let to = &mut to[g * vectors..][..vectors];
+        // Sixteen codes take half a word a bit.
+        let words = &row.words[g * vectors * bits / 2..][..vectors * bits / 2];
+        match bits {
+            4 => {
+                for (to, words) in to.iter_mut().zip(words.as_chunks().0) {
+                    s.store(to, s.mul_add(s.load_u4(words), scale, bias));
+                }
+            }
+            8 => {
+                for (to, words) in to.iter_mut().zip(words.as_chunks().0) {
+                    s.store(to, s.mul_add(s.load_u8(words), scale, bias));
+                }
+            }
+            _ => {
+                for (i, to) in to.iter_mut().enumerate() {
+                    let codes = spread(words, bits, i * LANES);
+                    s.store(to, s.mul_add(s.load_u8(&codes), scale, bias));
+                }
+            }
         }
     }
+}
+
+/// The codes `first..first + 16`, a byte each.
+#[inline(always)]
+fn spread(words: &[u32], bits: usize, first: usize) -> [u32; LANES / 4] {
+    let mut spread = [0; LANES / 4];
+    for i in 0..LANES {
+        let bit = (first + i) * bits;
+        let high = words.get(bit / 32 + 1).copied().unwrap_or(0);
+        let pair = u64::from(words[bit / 32]) | u64::from(high) << 32;
+        let code = (pair >> (bit % 32)) as u32 & ((1 << bits) - 1);
+        spread[i / 4] |= code << (8 * (i % 4));
+    }
+    spread
 }
 
 /// Checks the widths of affine groups of `dim` values a row.

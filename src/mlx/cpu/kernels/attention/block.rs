@@ -14,8 +14,14 @@ const VECTORS: usize = BLOCK / LANES;
 /// The most rows of a tile: those of [`Simd::TILE_ROWS`].
 pub(super) const MAX_ROWS: usize = 4;
 
-/// Scores, then weights, of a row in a block.
-pub(super) type Weights = [f32; BLOCK];
+/// Scores, then weights, of a row in a block; on a cache line, since a vector that straddles two is slow to load.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+pub(super) struct Weights(pub [f32; BLOCK]);
+
+impl Weights {
+    pub(super) const ZERO: Self = Self([0.0; BLOCK]);
+}
 
 /// Rows of keys or values of one head.
 #[derive(Clone, Copy)]
@@ -68,6 +74,30 @@ impl State {
 /// How the values of a block are added to those before it: `old * o.0 + new * o.1`.
 pub(super) type Factors = (f32, f32);
 
+/// Products of `R` queries and `K` keys, summed over the vectors of a row but not across lanes.
+#[inline(always)]
+fn products<S: Simd, E: Element, const R: usize, const K: usize>(
+    s: S,
+    queries: [&[[f32; LANES]]; R],
+    keys: [&[[E; LANES]]; K],
+    vectors: usize,
+) -> [[S::V; K]; R] {
+    let mut sums = [[s.splat(0.0); K]; R];
+    for v in 0..vectors {
+        let mut key = [s.splat(0.0); K];
+        for k in 0..K {
+            key[k] = E::load(s, &keys[k][v]);
+        }
+        for r in 0..R {
+            let query = s.load(&queries[r][v]);
+            for k in 0..K {
+                sums[r][k] = s.mul_add(query, key[k], sums[r][k]);
+            }
+        }
+    }
+    sums
+}
+
 /// `queries · keys` for `R` rows of `queries`, for keys below `count`; later ones are whatever.
 #[inline(always)]
 pub(super) fn scores<S: Simd, E: Element, const R: usize>(
@@ -78,33 +108,38 @@ pub(super) fn scores<S: Simd, E: Element, const R: usize>(
     to: &mut [Weights; R],
 ) {
     let vectors = keys.width / LANES;
-    let queries: [&[[f32; LANES]]; R] = std::array::from_fn(|r| &queries[r * vectors..][..vectors]);
+    let mut rows_of_queries = [&queries[..0]; R];
+    for (r, row) in rows_of_queries.iter_mut().enumerate() {
+        *row = &queries[r * vectors..][..vectors];
+    }
+    let queries = rows_of_queries;
     for first in (0..count).step_by(LANES) {
         let mut folds = [[s.splat(0.0); 4]; R];
         for quad in 0..4 {
             // Keys past the end are the last one again; their scores are not used.
-            let rows: [&[[E; LANES]]; 4] = std::array::from_fn(|i| {
-                &keys.row((first + quad + 4 * i).min(count - 1))[..vectors]
-            });
-            let mut sums = [[s.splat(0.0); 4]; R];
-            for v in 0..vectors {
-                let mut key = [s.splat(0.0); 4];
-                for i in 0..4 {
-                    key[i] = E::load(s, &rows[i][v]);
-                }
+            let at = first + quad;
+            let rows = [
+                &keys.row(at.min(count - 1))[..vectors],
+                &keys.row((at + 4).min(count - 1))[..vectors],
+                &keys.row((at + 8).min(count - 1))[..vectors],
+                &keys.row((at + 12).min(count - 1))[..vectors],
+            ];
+            if S::TILE_KEYS == 4 {
+                let sums = products(s, queries, rows, vectors);
                 for r in 0..R {
-                    let query = s.load(&queries[r][v]);
-                    for i in 0..4 {
-                        sums[r][i] = s.mul_add(query, key[i], sums[r][i]);
-                    }
+                    folds[r][quad] = s.fold(sums[r]);
                 }
-            }
-            for r in 0..R {
-                folds[r][quad] = s.fold(sums[r]);
+            } else {
+                let [a, b, c, d] = rows;
+                let low = products(s, queries, [a, b], vectors);
+                let high = products(s, queries, [c, d], vectors);
+                for r in 0..R {
+                    folds[r][quad] = s.fold([low[r][0], low[r][1], high[r][0], high[r][1]]);
+                }
             }
         }
         for r in 0..R {
-            s.store(&mut to[r].as_chunks_mut().0[first / LANES], s.merge_folded(folds[r]));
+            s.store(&mut to[r].0.as_chunks_mut().0[first / LANES], s.merge_folded(folds[r]));
         }
     }
 }
@@ -116,10 +151,10 @@ pub(super) fn weigh<S: Simd>(s: S, weights: &mut Weights, span: Span, bias: Opti
     let hidden = s.splat(f32::NEG_INFINITY);
     let mut scores = [hidden; VECTORS];
     let mut largest = hidden;
-    for (i, from) in weights.as_chunks().0.iter().enumerate() {
+    for (i, from) in weights.0.as_chunks().0.iter().enumerate() {
         let mut score = s.load(from);
         if let Some(bias) = bias {
-            let bias = s.load(&bias.as_chunks().0[i]);
+            let bias = s.load(&bias.0.as_chunks().0[i]);
             score = s.select_lt(bias, s.splat(f32::MIN), hidden, s.add(score, bias));
         }
         let first = i * LANES;
@@ -129,8 +164,8 @@ pub(super) fn weigh<S: Simd>(s: S, weights: &mut Weights, span: Span, bias: Opti
     }
     let largest = s.largest(largest);
     let origin = s.splat(State::origin(largest));
-    for (score, to) in scores.iter_mut().zip(weights.as_chunks_mut().0) {
-        *score = math::exp(s, s.sub(*score, origin));
+    for (score, to) in scores.iter_mut().zip(weights.0.as_chunks_mut().0) {
+        *score = math::exp_weight(s, s.sub(*score, origin));
         s.store(to, *score);
     }
     let [a, b, c, d] = scores;
@@ -153,7 +188,7 @@ pub(super) fn merge_states<S: Simd, const R: usize>(
         exponents[r + LANES / 2] = new - origin;
         states[r].largest = largest;
     }
-    let powers = math::exp(s, s.load(&exponents));
+    let powers = math::exp_weight(s, s.load(&exponents));
     s.store(&mut exponents, powers);
     let mut factors = [(0.0, 0.0); R];
     for r in 0..R {
@@ -184,11 +219,16 @@ fn add_panel<S: Simd, E: Element, const R: usize, const C: usize>(
 ) {
     let mut sums = [[s.splat(0.0); C]; R];
     // Keys that all rows see, and around them those that some do.
-    let low = spans.iter().map(|span| span.low).max().unwrap_or(0);
-    let high = spans.iter().map(|span| span.high).min().unwrap_or(0);
-    let start = spans.iter().filter(|span| !span.is_empty()).map(|span| span.low).min().unwrap_or(0);
-    let end = spans.iter().filter(|span| !span.is_empty()).map(|span| span.high).max().unwrap_or(0);
-    let (low, high) = if low < high { (low, high) } else { (end, end) };
+    let (mut low, mut high, mut start, mut end) = (0, BLOCK, BLOCK, 0);
+    for span in spans {
+        (low, high) = (low.max(span.low), high.min(span.high));
+        if !span.is_empty() {
+            (start, end) = (start.min(span.low), end.max(span.high));
+        }
+    }
+    if low >= high {
+        (low, high) = (end, end);
+    }
     for (keys, shared) in [(start..low, false), (low..high, true), (high..end, false)] {
         for key in keys {
             let row = &values.row(key)[first..first + C];
@@ -198,7 +238,7 @@ fn add_panel<S: Simd, E: Element, const R: usize, const C: usize>(
             }
             for r in 0..R {
                 if shared || (spans[r].low <= key && key < spans[r].high) {
-                    let weight = s.splat(weights[r][key]);
+                    let weight = s.splat(weights[r].0[key]);
                     for c in 0..C {
                         sums[r][c] = s.mul_add(weight, value[c], sums[r][c]);
                     }

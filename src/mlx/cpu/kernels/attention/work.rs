@@ -7,7 +7,7 @@
 use std::cell::Cell;
 use std::ops::Range;
 
-use super::super::affine::dequantize_row;
+use super::super::affine::{AffineRow, dequantize_row};
 use super::super::pieces::Pieces;
 use super::super::simd::{self, Element, Kernel, LANES, Simd, from_f32, to_f32};
 use super::block::{
@@ -299,8 +299,10 @@ impl Kernel for Attend<'_> {
         let Self { a, tile, blocks, scratch, mut target } = self;
         let (key_width, value_width) = (padded(a.queries.shape[3]), padded(a.values.shape()[3]));
         let rows = tile.rows();
-        scratch.resize((rows + BLOCK) * (key_width + value_width), 0.0);
-        let (queries, rest) = scratch.split_at_mut(rows * key_width);
+        scratch.resize((rows + BLOCK) * (key_width + value_width) + LANES, 0.0);
+        // A vector that straddles two cache lines is slow to load.
+        let skipped = scratch.as_ptr().align_offset(64).min(LANES);
+        let (queries, rest) = scratch[skipped..].split_at_mut(rows * key_width);
         let (key_block, rest) = rest.split_at_mut(BLOCK * key_width);
         let (value_block, results) = rest.split_at_mut(BLOCK * value_width);
         load_queries(s, a, &tile, queries);
@@ -403,36 +405,15 @@ impl Step<'_> {
                 _ => {}
             }
         }
-        self.convert(s, &a.keys, seen, key_block);
-        self.convert(s, &a.values, seen, value_block);
+        let (tile, first) = (self.tile, self.block * BLOCK);
+        s.enter(Convert { tile, heads: &a.keys, first, seen, to: &mut *key_block });
+        s.enter(Convert { tile, heads: &a.values, first, seen, to: &mut *value_block });
         let (key_width, value_width) = (padded(a.queries.shape[3]), padded(a.values.shape()[3]));
         self.tiles(
             s,
             rows_of(key_block, 0, (key_width, key_width)),
             rows_of(value_block, 0, (value_width, value_width)),
         );
-    }
-
-    /// Writes the rows `seen` of the block in float32, padded with zeros.
-    #[inline(always)]
-    fn convert<S: Simd>(&self, s: S, heads: &Stored<'_>, seen: Span, to: &mut [f32]) {
-        let dim = heads.shape()[3];
-        let width = padded(dim);
-        for key in seen.low..seen.high {
-            let to = &mut to[key * width..][..width];
-            let position = self.block * BLOCK + key;
-            match heads {
-                Stored::Dense(heads) => {
-                    let start = heads.start(self.tile.batch, self.tile.kv_head, position);
-                    match heads.data {
-                        Floats::F32(from) => to_f32(s, &from[start..][..dim], to),
-                        Floats::F16(from) => to_f32(s, &from[start..][..dim], to),
-                        Floats::Bf16(from) => to_f32(s, &from[start..][..dim], to),
-                    }
-                }
-                Stored::Quantized(q) => dequantize(s, q, self.tile, position, to),
-            }
-        }
     }
 
     /// All rows, a few at a time.
@@ -448,75 +429,34 @@ impl Step<'_> {
         while first < rows {
             let left = (rows - first).min(S::TILE_ROWS);
             match left {
-                4 if S::TILE_ROWS >= 4 => self.rows::<S, E, 4>(s, first, keys, values),
-                3 if S::TILE_ROWS >= 3 => self.rows::<S, E, 3>(s, first, keys, values),
-                2 => self.rows::<S, E, 2>(s, first, keys, values),
-                _ => self.rows::<S, E, 1>(s, first, keys, values),
+                4 if S::TILE_ROWS >= 4 => s.enter(RowTile::<E, 4> { step: self, first, keys, values }),
+                3 if S::TILE_ROWS >= 3 => s.enter(RowTile::<E, 3> { step: self, first, keys, values }),
+                2 => s.enter(RowTile::<E, 2> { step: self, first, keys, values }),
+                _ => s.enter(RowTile::<E, 1> { step: self, first, keys, values }),
             }
             first += left;
         }
     }
 
-    /// The rows `first..first + R`.
+    /// What the array mask adds to a row's scores.
     #[inline(always)]
-    fn rows<S: Simd, E: Element, const R: usize>(
-        &mut self,
-        s: S,
-        first: usize,
-        keys: BlockRows<'_, E>,
-        values: BlockRows<'_, E>,
-    ) {
-        let mut spans = [Span::default(); R];
-        for (r, span) in spans.iter_mut().enumerate() {
-            *span = self.tile.span(self.a, first + r, self.block);
-        }
-        if spans.iter().all(|span| span.is_empty()) {
-            return;
-        }
-        let mut weights = [[0.0; BLOCK]; R];
-        let (key_vectors, vectors) = (keys.width / LANES, values.width / LANES);
-        let count = spans.iter().map(|span| span.high).max().unwrap_or(0);
-        scores(s, &self.queries[first * key_vectors..], keys, count, &mut weights);
-        let mut blocks = [State::EMPTY; R];
-        for r in 0..R {
-            let mut bias = [0.0; BLOCK];
-            let bias = self.bias(s, first + r, &mut bias).then_some(&bias);
-            blocks[r] = weigh(s, &mut weights[r], spans[r], bias);
-        }
-        let results = &mut self.results[first * vectors..][..R * vectors];
-        let Some(states) = self.states[first..].first_chunk_mut::<R>() else { return };
-        if self.keep {
-            *states = blocks;
-            add_values(s, &weights, &spans, values, None, results);
-        } else {
-            let factors = merge_states(s, states, &blocks);
-            add_values(s, &weights, &spans, values, Some(&factors), results);
-        }
-    }
-
-    /// What the array mask adds to a row's scores; false if there is no such mask.
-    #[inline(always)]
-    fn bias<S: Simd>(&self, s: S, row: usize, to: &mut Weights) -> bool {
-        let Some(mask) = &self.a.mask else { return false };
-        let to = &mut to[..self.count];
-        let place = |strides: &[usize; 4]| {
-            let index = [
-                self.tile.batch,
-                self.tile.head(row),
-                self.tile.position(row),
-                self.block * BLOCK,
-            ];
-            index.iter().zip(strides).map(|(i, stride)| i * stride).sum::<usize>()
-        };
+    fn bias<S: Simd>(&self, s: S, row: usize, to: &mut Weights) {
+        let Some(mask) = &self.a.mask else { return };
+        let to = &mut to.0[..self.count];
+        let (tile, key) = (self.tile, self.block * BLOCK);
+        let (Mask::Bool { strides, .. } | Mask::Additive { strides, .. }) = mask;
+        let start = tile.batch * strides[0]
+            + tile.head(row) * strides[1]
+            + tile.position(row) * strides[2]
+            + key * strides[3];
         match mask {
             Mask::Bool { allowed, strides } => {
-                let start = place(strides);
                 for (key, to) in to.iter_mut().enumerate() {
                     *to = if allowed[start + key * strides[3]] == 0 { f32::NEG_INFINITY } else { 0.0 };
                 }
             }
             Mask::Additive { bias, strides } => {
-                let (start, count) = (place(strides), to.len());
+                let count = to.len();
                 match bias {
                     Floats::F32(from) if strides[3] == 1 => to_f32(s, &from[start..][..count], to),
                     Floats::F16(from) if strides[3] == 1 => to_f32(s, &from[start..][..count], to),
@@ -529,7 +469,146 @@ impl Step<'_> {
                 }
             }
         }
-        true
+    }
+}
+
+/// The rows `first..first + R` of a step.
+struct RowTile<'s, 't, E, const R: usize> {
+    step: &'s mut Step<'t>,
+    first: usize,
+    keys: BlockRows<'s, E>,
+    values: BlockRows<'s, E>,
+}
+
+impl<E: Element, const R: usize> Kernel for RowTile<'_, '_, E, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { step, first, keys, values } = self;
+        let (mut spans, mut count) = ([Span::default(); R], 0);
+        for (r, span) in spans.iter_mut().enumerate() {
+            *span = step.tile.span(step.a, first + r, step.block);
+            if !span.is_empty() {
+                count = count.max(span.high);
+            }
+        }
+        if count == 0 {
+            return;
+        }
+        let (key_vectors, vectors) = (keys.width / LANES, values.width / LANES);
+        let mut weights = [Weights::ZERO; R];
+        scores(s, &step.queries[first * key_vectors..], keys, count, &mut weights);
+        let mut blocks = [State::EMPTY; R];
+        for r in 0..R {
+            blocks[r] = if step.a.mask.is_some() {
+                let mut bias = Weights::ZERO;
+                step.bias(s, first + r, &mut bias);
+                weigh(s, &mut weights[r], spans[r], Some(&bias))
+            } else {
+                weigh(s, &mut weights[r], spans[r], None)
+            };
+        }
+        let results = &mut step.results[first * vectors..][..R * vectors];
+        let Some(states) = step.states[first..].first_chunk_mut::<R>() else { return };
+        if step.keep {
+            *states = blocks;
+            add_values(s, &weights, &spans, values, None, results);
+        } else {
+            let factors = merge_states(s, states, &blocks);
+            add_values(s, &weights, &spans, values, Some(&factors), results);
+        }
+    }
+}
+
+/// Writes the rows `seen` of a block that begins at position `first` in float32, padded with zeros.
+struct Convert<'t> {
+    tile: &'t Tile,
+    heads: &'t Stored<'t>,
+    first: usize,
+    seen: Span,
+    to: &'t mut [f32],
+}
+
+impl Kernel for Convert<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { tile, heads, first, seen, to } = self;
+        let (dim, width) = (heads.shape()[3], padded(heads.shape()[3]));
+        let to = to[seen.low * width..seen.high * width].chunks_exact_mut(width);
+        let positions = first + seen.low..first + seen.high;
+        match heads {
+            Stored::Dense(heads) => {
+                let start = |position| heads.start(tile.batch, tile.kv_head, position);
+                match heads.data {
+                    Floats::F32(from) => {
+                        for (position, to) in positions.zip(to) {
+                            to_f32(s, &from[start(position)..][..dim], to);
+                        }
+                    }
+                    Floats::F16(from) => {
+                        for (position, to) in positions.zip(to) {
+                            to_f32(s, &from[start(position)..][..dim], to);
+                        }
+                    }
+                    Floats::Bf16(from) => {
+                        for (position, to) in positions.zip(to) {
+                            to_f32(s, &from[start(position)..][..dim], to);
+                        }
+                    }
+                }
+            }
+            Stored::Quantized(q) => {
+                let row = |position| q.row(tile.batch, tile.kv_head, position);
+                match (q.scales, q.biases) {
+                    (Floats::F32(scales), Floats::F32(biases)) => {
+                        for (position, to) in positions.zip(to) {
+                            dequantize_row(s, q.bits, q.group, row(position).of(scales, biases), to);
+                        }
+                    }
+                    (Floats::F16(scales), Floats::F16(biases)) => {
+                        for (position, to) in positions.zip(to) {
+                            dequantize_row(s, q.bits, q.group, row(position).of(scales, biases), to);
+                        }
+                    }
+                    (Floats::Bf16(scales), Floats::Bf16(biases)) => {
+                        for (position, to) in positions.zip(to) {
+                            dequantize_row(s, q.bits, q.group, row(position).of(scales, biases), to);
+                        }
+                    }
+                    // Refused when the view was made.
+                    _ => to.for_each(|to| to.fill(f32::NAN)),
+                }
+            }
+        }
+    }
+}
+
+/// Where one row of a quantized cache lies.
+struct QuantizedRow<'a> {
+    words: &'a [u32],
+    groups: Range<usize>,
+}
+
+impl<'a> QuantizedRow<'a> {
+    #[inline(always)]
+    fn of<E>(self, scales: &'a [E], biases: &'a [E]) -> AffineRow<'a, E> {
+        AffineRow { words: self.words, scales: &scales[self.groups.clone()], biases: &biases[self.groups] }
+    }
+}
+
+impl<'a> QuantizedHeads<'a> {
+    #[inline(always)]
+    fn row(&self, batch: usize, head: usize, position: usize) -> QuantizedRow<'a> {
+        let at = |strides: [usize; 3]| batch * strides[0] + head * strides[1] + position * strides[2];
+        let (words, groups) = (at(self.code_strides), at(self.group_strides));
+        let dim = self.shape[3];
+        QuantizedRow {
+            words: &self.codes[words..][..dim / 32 * self.bits],
+            groups: groups..groups + dim / self.group,
+        }
     }
 }
 
@@ -537,30 +616,6 @@ impl Step<'_> {
 #[inline(always)]
 fn rows_of<E>(data: &[E], start: usize, (stride, width): (usize, usize)) -> BlockRows<'_, E> {
     BlockRows { data: &data[start..], stride, width }
-}
-
-/// One row of a quantized cache.
-#[inline(always)]
-fn dequantize<S: Simd>(s: S, q: &QuantizedHeads<'_>, tile: &Tile, position: usize, to: &mut [f32]) {
-    let at = |strides: [usize; 3]| {
-        tile.batch * strides[0] + tile.kv_head * strides[1] + position * strides[2]
-    };
-    let dim = q.shape[3];
-    let words = &q.codes[at(q.code_strides)..][..dim / 32 * q.bits];
-    let groups = at(q.group_strides)..at(q.group_strides) + dim / q.group;
-    match (q.scales, q.biases) {
-        (Floats::F32(scales), Floats::F32(biases)) => {
-            dequantize_row(s, q.bits, q.group, words, &scales[groups.clone()], &biases[groups], to);
-        }
-        (Floats::F16(scales), Floats::F16(biases)) => {
-            dequantize_row(s, q.bits, q.group, words, &scales[groups.clone()], &biases[groups], to);
-        }
-        (Floats::Bf16(scales), Floats::Bf16(biases)) => {
-            dequantize_row(s, q.bits, q.group, words, &scales[groups.clone()], &biases[groups], to);
-        }
-        // Refused when the view was made.
-        _ => to.fill(f32::NAN),
-    }
 }
 
 /// Merges the blocks of one tile that [`Attend`] kept apart.

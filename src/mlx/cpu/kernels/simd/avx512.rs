@@ -4,39 +4,55 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::{Kernel, LANES, Portable, Simd};
+use super::{Kernel, LANES, Simd};
 use crate::mlx::cpu::{Isa, Level};
 
 /// Proof that this CPU has AVX-512 F, BW, DQ and VL, and AVX2, FMA and F16C.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Avx512(());
 
-/// Compiles `kernel` with these instructions and runs it; on [`Portable`] if `isa` does not license them.
-pub(super) fn enter<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-    fn entered<K: Kernel>(simd: Avx512, kernel: K) -> K::Output {
-        kernel.run(simd)
+impl Avx512 {
+    /// The token, if `isa` licenses the instructions.
+    pub(super) fn new(isa: Isa) -> Option<Self> {
+        matches!(isa.level(), Level::Avx512 | Level::Avx512Vnni).then_some(Self(()))
     }
-    if !matches!(isa.level(), Level::Avx512 | Level::Avx512Vnni) {
-        return kernel.run(Portable);
-    }
-    // SAFETY: an `Isa` of this level exists only where its instructions were detected.
-    unsafe { entered(Avx512(()), kernel) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+#[inline(never)]
+fn entered<K: Kernel>(simd: Avx512, kernel: K) -> K::Output {
+    kernel.run(simd)
 }
 
 /// Evaluates intrinsics; the token proves that the CPU has them, and references that pointers are valid.
 macro_rules! intrinsic {
     ($e:expr) => {{
-        // SAFETY: an `Avx512` exists only where its features were detected; loads and stores go through references
+        // SAFETY: an `Avx512` exists only where an `Isa` says that its features were detected; loads and stores go through references
         // to 16 elements, unaligned.
         unsafe { $e }
     }};
 }
 
+/// In each quarter of the registers: `a0+a2 a1+a3 b0+b2 b1+b3`.
+#[inline(always)]
+fn add_pairs(a: __m512, b: __m512) -> __m512 {
+    intrinsic!({
+        let (a, b) = (_mm512_castps_pd(a), _mm512_castps_pd(b));
+        let low = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+        _mm512_add_ps(low, _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)))
+    })
+}
+
 impl Simd for Avx512 {
     type V = __m512;
     const TILE_ROWS: usize = 4;
+    const TILE_KEYS: usize = 4;
     const TILE_VECTORS: usize = 4;
+
+    #[inline(always)]
+    fn enter<K: Kernel>(self, kernel: K) -> K::Output {
+        intrinsic!(entered(self, kernel))
+    }
 
     #[inline(always)]
     fn splat(self, x: f32) -> __m512 {
@@ -91,14 +107,14 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn load_u8(self, from: &[u8; LANES]) -> __m512 {
+    fn load_u8(self, from: &[u32; LANES / 4]) -> __m512 {
         intrinsic!(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(from.as_ptr().cast()))))
     }
 
     #[inline(always)]
-    fn load_u4(self, from: &[u8; LANES / 2]) -> __m512 {
+    fn load_u4(self, from: &[u32; LANES / 8]) -> __m512 {
         intrinsic!({
-            let word = i64::from_le_bytes(*from);
+            let word = (u64::from(from[0]) | u64::from(from[1]) << 32) as i64;
             let low = _mm_cvtsi64_si128(word & 0x0f0f_0f0f_0f0f_0f0f);
             let high = _mm_cvtsi64_si128(word >> 4 & 0x0f0f_0f0f_0f0f_0f0f);
             _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_unpacklo_epi8(low, high)))
@@ -180,8 +196,8 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn keep_lanes(self, v: __m512, low: usize, high: usize, fill: __m512) -> __m512 {
-        let below = |n: usize| (1u32 << n.min(LANES)).wrapping_sub(1);
-        let mask = (below(high) & !below(low)) as u16;
+        let (low, high) = (1u32 << low.min(LANES), 1u32 << high.min(LANES));
+        let mask = ((high - 1) & !(low - 1)) as u16;
         intrinsic!(_mm512_mask_blend_ps(mask, fill, v))
     }
 
@@ -225,12 +241,7 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn merge_folded(self, [a, b, c, d]: [__m512; 4]) -> __m512 {
         intrinsic!({
-            let pairs = |a: __m512, b: __m512| {
-                let (a, b) = (_mm512_castps_pd(a), _mm512_castps_pd(b));
-                let low = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
-                _mm512_add_ps(low, _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)))
-            };
-            let (ab, cd) = (pairs(a, b), pairs(c, d));
+            let (ab, cd) = (add_pairs(a, b), add_pairs(c, d));
             _mm512_add_ps(
                 _mm512_shuffle_ps::<0b10_00_10_00>(ab, cd),
                 _mm512_shuffle_ps::<0b11_01_11_01>(ab, cd),

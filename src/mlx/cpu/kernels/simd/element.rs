@@ -8,6 +8,12 @@ use super::{LANES, Simd};
 pub(crate) trait Element: Copy + Default + Send + Sync + 'static {
     fn load<S: Simd>(simd: S, from: &[Self; LANES]) -> S::V;
     fn store<S: Simd>(simd: S, to: &mut [Self; LANES], v: S::V);
+
+    /// `self` in all lanes.
+    #[inline(always)]
+    fn splat<S: Simd>(self, simd: S) -> S::V {
+        Self::load(simd, &[self; LANES])
+    }
 }
 
 impl Element for f32 {

@@ -31,6 +31,14 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
     s.scale2(p, n)
 }
 
+/// As [`exp`], but results that would be subnormal are zero: weights of a softmax, where these count for nothing
+/// and arithmetic on them is slow.
+#[inline(always)]
+pub(crate) fn exp_weight<S: Simd>(s: S, x: S::V) -> S::V {
+    let least = s.splat(-87.3);
+    s.select_lt(x, least, s.splat(0.0), exp(s, s.max(least, x)))
+}
+
 /// `1 / (1 + e^-x)`.
 #[inline(always)]
 pub(crate) fn sigmoid<S: Simd>(s: S, x: S::V) -> S::V {

@@ -25,7 +25,7 @@ pub(crate) use portable::Portable;
 
 use half::{bf16, f16};
 
-use crate::mlx::cpu::{Isa, Level};
+use crate::mlx::cpu::Isa;
 
 /// Lanes of a vector.
 pub(crate) const LANES: usize = 16;
@@ -39,8 +39,13 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     type V: Copy;
     /// Rows an attention tile holds in registers.
     const TILE_ROWS: usize;
+    /// Keys an attention tile multiplies at a time: 2 or 4.
+    const TILE_KEYS: usize;
     /// Vectors of a row an attention tile holds in registers.
     const TILE_VECTORS: usize;
+
+    /// Runs `kernel` as a function of its own, compiled with these instructions.
+    fn enter<K: Kernel>(self, kernel: K) -> K::Output;
 
     fn splat(self, x: f32) -> Self::V;
     fn load(self, from: &[f32; LANES]) -> Self::V;
@@ -49,10 +54,10 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn store_f16(self, to: &mut [f16; LANES], v: Self::V);
     fn load_bf16(self, from: &[bf16; LANES]) -> Self::V;
     fn store_bf16(self, to: &mut [bf16; LANES], v: Self::V);
-    /// Bytes as numbers.
-    fn load_u8(self, from: &[u8; LANES]) -> Self::V;
-    /// Nibbles as numbers, the low one of a byte first.
-    fn load_u4(self, from: &[u8; LANES / 2]) -> Self::V;
+    /// Bytes as numbers, the low one of a word first.
+    fn load_u8(self, from: &[u32; LANES / 4]) -> Self::V;
+    /// Nibbles as numbers, the low one of a word first.
+    fn load_u4(self, from: &[u32; LANES / 8]) -> Self::V;
 
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;
@@ -70,7 +75,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// To the nearest integer, ties to even.
     fn round(self, v: Self::V) -> Self::V;
     fn floor(self, v: Self::V) -> Self::V;
-    /// `v * 2^n` for integral `n` from -250 to 250, rounded once.
+    /// `v * 2^n` for `v` near 1 and integral `n` from -250 to 250, rounded once.
     fn scale2(self, v: Self::V, n: Self::V) -> Self::V;
     /// `yes` where `a < b`, else `no`.
     fn select_lt(self, a: Self::V, b: Self::V, yes: Self::V, no: Self::V) -> Self::V;
@@ -102,13 +107,18 @@ pub(crate) trait Kernel {
 
 /// Runs `kernel` with the instructions that `isa` licenses.
 pub(crate) fn run<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
-    match isa.level() {
-        #[cfg(target_arch = "x86_64")]
-        Level::Avx512 | Level::Avx512Vnni => avx512::enter(isa, kernel),
-        #[cfg(target_arch = "x86_64")]
-        Level::Avx2 => avx2::enter(isa, kernel),
-        #[cfg(target_arch = "aarch64")]
-        Level::Neon => neon::enter(isa, kernel),
-        _ => kernel.run(Portable),
+    #[cfg(target_arch = "x86_64")]
+    if let Some(simd) = avx512::Avx512::new(isa) {
+        return simd.enter(kernel);
     }
+    #[cfg(target_arch = "x86_64")]
+    if let Some(simd) = avx2::Avx2::new(isa) {
+        return simd.enter(kernel);
+    }
+    #[cfg(target_arch = "aarch64")]
+    if let Some(simd) = neon::Neon::new(isa) {
+        return simd.enter(kernel);
+    }
+    let _ = isa;
+    Portable.enter(kernel)
 }

@@ -5,30 +5,30 @@ use std::arch::asm;
 
 use half::{bf16, f16};
 
-use super::{Kernel, LANES, Portable, Simd};
+use super::{Kernel, LANES, Simd};
 use crate::mlx::cpu::{Isa, Level};
 
 /// Proof that this CPU has NEON.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Neon(());
 
-/// Compiles `kernel` with these instructions and runs it; on [`Portable`] if `isa` does not license them.
-pub(super) fn enter<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
-    #[target_feature(enable = "neon")]
-    fn entered<K: Kernel>(simd: Neon, kernel: K) -> K::Output {
-        kernel.run(simd)
+impl Neon {
+    /// The token, if `isa` licenses the instructions.
+    pub(super) fn new(isa: Isa) -> Option<Self> {
+        matches!(isa.level(), Level::Neon).then_some(Self(()))
     }
-    if !matches!(isa.level(), Level::Neon) {
-        return kernel.run(Portable);
-    }
-    // SAFETY: an `Isa` of this level exists only where its instructions were detected.
-    unsafe { entered(Neon(()), kernel) }
+}
+
+#[target_feature(enable = "neon")]
+#[inline(never)]
+fn entered<K: Kernel>(simd: Neon, kernel: K) -> K::Output {
+    kernel.run(simd)
 }
 
 /// Evaluates intrinsics; the token proves that the CPU has them, and references that pointers are valid.
 macro_rules! intrinsic {
     ($e:expr) => {{
-        // SAFETY: a `Neon` exists only where the feature was detected; loads and stores go through references to
+        // SAFETY: a `Neon` exists only where an `Isa` says that the feature was detected; loads and stores go through references to
         // at least as many elements.
         unsafe { $e }
     }};
@@ -36,14 +36,11 @@ macro_rules! intrinsic {
 
 type V = [float32x4_t; 4];
 
-#[inline(always)]
-fn map(v: V, f: impl Fn(float32x4_t) -> float32x4_t) -> V {
-    v.map(f)
-}
-
-#[inline(always)]
-fn zip(a: V, b: V, f: impl Fn(float32x4_t, float32x4_t) -> float32x4_t) -> V {
-    [f(a[0], b[0]), f(a[1], b[1]), f(a[2], b[2]), f(a[3], b[3])]
+/// Applies an intrinsic to all four registers.
+macro_rules! each {
+    ($op:ident($($v:expr),+)) => {
+        intrinsic!([$op($($v[0]),+), $op($($v[1]),+), $op($($v[2]),+), $op($($v[3]),+)])
+    };
 }
 
 /// Four half-precision numbers widened; the intrinsic for it is newer than the oldest compiler supported.
@@ -66,6 +63,46 @@ fn narrow_half(v: float32x4_t) -> uint16x4_t {
         asm!("fcvtn {0:v}.4h, {1:v}.4s", lateout(vreg) bits, in(vreg) v, options(pure, nomem, nostack));
     }
     bits
+}
+
+#[inline(always)]
+fn load_quarter(from: [f32; 4]) -> float32x4_t {
+    intrinsic!(vld1q_f32(from.as_ptr()))
+}
+
+#[inline(always)]
+fn load_quarter_f16(from: [f16; 4]) -> float32x4_t {
+    widen_half(intrinsic!(vld1_u16(from.as_ptr().cast())))
+}
+
+#[inline(always)]
+fn load_quarter_bf16(from: [bf16; 4]) -> float32x4_t {
+    intrinsic!(vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(from.as_ptr().cast()))))
+}
+
+/// `2^n`.
+#[inline(always)]
+fn power_of_two(n: int32x4_t) -> float32x4_t {
+    intrinsic!(vreinterpretq_f32_s32(vshlq_n_s32::<23>(vaddq_s32(n, vdupq_n_s32(127)))))
+}
+
+/// `v * 2^n` in two steps, so that each factor is a normal number.
+#[inline(always)]
+fn scale_quarter(v: float32x4_t, n: float32x4_t) -> float32x4_t {
+    intrinsic!({
+        let n = vcvtq_s32_f32(n);
+        let half = vshrq_n_s32::<1>(n);
+        vmulq_f32(vmulq_f32(v, power_of_two(half)), power_of_two(vsubq_s32(n, half)))
+    })
+}
+
+/// All bits of the lanes `low..high`.
+#[inline(always)]
+fn lane_mask(low: i32, high: i32) -> uint32x4_t {
+    intrinsic!({
+        let lanes = vld1q_s32([0, 1, 2, 3].as_ptr());
+        vandq_u32(vcgeq_s32(lanes, vdupq_n_s32(low)), vcltq_s32(lanes, vdupq_n_s32(high)))
+    })
 }
 
 /// The numbers of 16 bytes.
@@ -101,7 +138,13 @@ fn fold_one(v: V) -> float32x4_t {
 impl Simd for Neon {
     type V = V;
     const TILE_ROWS: usize = 2;
+    const TILE_KEYS: usize = 2;
     const TILE_VECTORS: usize = 2;
+
+    #[inline(always)]
+    fn enter<K: Kernel>(self, kernel: K) -> K::Output {
+        intrinsic!(entered(self, kernel))
+    }
 
     #[inline(always)]
     fn splat(self, x: f32) -> V {
@@ -111,8 +154,7 @@ impl Simd for Neon {
     #[inline(always)]
     fn load(self, from: &[f32; LANES]) -> V {
         let q = from.as_chunks::<4>().0;
-        let at = |i: usize| intrinsic!(vld1q_f32(q[i].as_ptr()));
-        [at(0), at(1), at(2), at(3)]
+        each!(load_quarter(q))
     }
 
     #[inline(always)]
@@ -125,8 +167,7 @@ impl Simd for Neon {
     #[inline(always)]
     fn load_f16(self, from: &[f16; LANES]) -> V {
         let q = from.as_chunks::<4>().0;
-        let at = |i: usize| widen_half(intrinsic!(vld1_u16(q[i].as_ptr().cast())));
-        [at(0), at(1), at(2), at(3)]
+        each!(load_quarter_f16(q))
     }
 
     #[inline(always)]
@@ -139,10 +180,7 @@ impl Simd for Neon {
     #[inline(always)]
     fn load_bf16(self, from: &[bf16; LANES]) -> V {
         let q = from.as_chunks::<4>().0;
-        let at = |i: usize| {
-            intrinsic!(vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(q[i].as_ptr().cast()))))
-        };
-        [at(0), at(1), at(2), at(3)]
+        each!(load_quarter_bf16(q))
     }
 
     #[inline(always)]
@@ -162,14 +200,14 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    fn load_u8(self, from: &[u8; LANES]) -> V {
-        widen_bytes(intrinsic!(vld1q_u8(from.as_ptr())))
+    fn load_u8(self, from: &[u32; LANES / 4]) -> V {
+        widen_bytes(intrinsic!(vld1q_u8(from.as_ptr().cast())))
     }
 
     #[inline(always)]
-    fn load_u4(self, from: &[u8; LANES / 2]) -> V {
+    fn load_u4(self, from: &[u32; LANES / 8]) -> V {
         widen_bytes(intrinsic!({
-            let bytes = vld1_u8(from.as_ptr());
+            let bytes = vld1_u8(from.as_ptr().cast());
             let (low, high) = (vand_u8(bytes, vdup_n_u8(15)), vshr_n_u8::<4>(bytes));
             vcombine_u8(vzip1_u8(low, high), vzip2_u8(low, high))
         }))
@@ -177,130 +215,112 @@ impl Simd for Neon {
 
     #[inline(always)]
     fn add(self, a: V, b: V) -> V {
-        zip(a, b, |a, b| intrinsic!(vaddq_f32(a, b)))
+        each!(vaddq_f32(a, b))
     }
 
     #[inline(always)]
     fn sub(self, a: V, b: V) -> V {
-        zip(a, b, |a, b| intrinsic!(vsubq_f32(a, b)))
+        each!(vsubq_f32(a, b))
     }
 
     #[inline(always)]
     fn mul(self, a: V, b: V) -> V {
-        zip(a, b, |a, b| intrinsic!(vmulq_f32(a, b)))
+        each!(vmulq_f32(a, b))
     }
 
     #[inline(always)]
     fn div(self, a: V, b: V) -> V {
-        zip(a, b, |a, b| intrinsic!(vdivq_f32(a, b)))
+        each!(vdivq_f32(a, b))
     }
 
     #[inline(always)]
     fn mul_add(self, a: V, b: V, c: V) -> V {
-        let at = |i: usize| intrinsic!(vfmaq_f32(c[i], a[i], b[i]));
-        [at(0), at(1), at(2), at(3)]
+        each!(vfmaq_f32(c, a, b))
     }
 
     #[inline(always)]
     fn neg_mul_add(self, a: V, b: V, c: V) -> V {
-        let at = |i: usize| intrinsic!(vfmsq_f32(c[i], a[i], b[i]));
-        [at(0), at(1), at(2), at(3)]
+        each!(vfmsq_f32(c, a, b))
     }
 
     // `fmax` keeps a NaN of either side, hence the comparison.
     #[inline(always)]
     fn max(self, a: V, b: V) -> V {
-        zip(a, b, |a, b| intrinsic!(vbslq_f32(vcgtq_f32(a, b), a, b)))
+        let greater = each!(vcgtq_f32(a, b));
+        each!(vbslq_f32(greater, a, b))
     }
 
     #[inline(always)]
     fn min(self, a: V, b: V) -> V {
-        zip(a, b, |a, b| intrinsic!(vbslq_f32(vcltq_f32(a, b), a, b)))
+        let less = each!(vcltq_f32(a, b));
+        each!(vbslq_f32(less, a, b))
     }
 
     #[inline(always)]
     fn abs(self, v: V) -> V {
-        map(v, |v| intrinsic!(vabsq_f32(v)))
+        each!(vabsq_f32(v))
     }
 
     #[inline(always)]
     fn copysign(self, v: V, sign: V) -> V {
-        zip(v, sign, |v, sign| intrinsic!(vbslq_f32(vdupq_n_u32(0x8000_0000), sign, v)))
+        let mask = [intrinsic!(vdupq_n_u32(0x8000_0000)); 4];
+        each!(vbslq_f32(mask, sign, v))
     }
 
     #[inline(always)]
     fn round(self, v: V) -> V {
-        map(v, |v| intrinsic!(vrndnq_f32(v)))
+        each!(vrndnq_f32(v))
     }
 
     #[inline(always)]
     fn floor(self, v: V) -> V {
-        map(v, |v| intrinsic!(vrndmq_f32(v)))
+        each!(vrndmq_f32(v))
     }
 
     #[inline(always)]
     fn scale2(self, v: V, n: V) -> V {
-        // In two steps, so that each factor is a normal number.
-        zip(v, n, |v, n| {
-            intrinsic!({
-                let power = |n| {
-                    let biased = vaddq_s32(n, vdupq_n_s32(127));
-                    vreinterpretq_f32_s32(vshlq_n_s32::<23>(biased))
-                };
-                let n = vcvtq_s32_f32(n);
-                let half = vshrq_n_s32::<1>(n);
-                vmulq_f32(vmulq_f32(v, power(half)), power(vsubq_s32(n, half)))
-            })
-        })
+        each!(scale_quarter(v, n))
     }
 
     #[inline(always)]
     fn select_lt(self, a: V, b: V, yes: V, no: V) -> V {
-        let at = |i: usize| intrinsic!(vbslq_f32(vcltq_f32(a[i], b[i]), yes[i], no[i]));
-        [at(0), at(1), at(2), at(3)]
+        let less = each!(vcltq_f32(a, b));
+        each!(vbslq_f32(less, yes, no))
     }
 
     #[inline(always)]
     fn keep_lanes(self, v: V, low: usize, high: usize, fill: V) -> V {
         let (low, high) = (low.min(LANES) as i32, high.min(LANES) as i32);
-        let at = |i: usize| {
-            intrinsic!({
-                let first = 4 * i as i32;
-                let lanes = vld1q_s32([0, 1, 2, 3].as_ptr());
-                let over = vcgeq_s32(lanes, vdupq_n_s32(low - first));
-                let under = vcltq_s32(lanes, vdupq_n_s32(high - first));
-                vbslq_f32(vandq_u32(over, under), v[i], fill[i])
-            })
-        };
-        [at(0), at(1), at(2), at(3)]
+        let mask = [
+            lane_mask(low, high),
+            lane_mask(low - 4, high - 4),
+            lane_mask(low - 8, high - 8),
+            lane_mask(low - 12, high - 12),
+        ];
+        each!(vbslq_f32(mask, v, fill))
     }
 
     #[inline(always)]
     fn deinterleave(self, a: V, b: V) -> (V, V) {
-        let even = |a, b| intrinsic!(vuzp1q_f32(a, b));
-        let odd = |a, b| intrinsic!(vuzp2q_f32(a, b));
-        (
-            [even(a[0], a[1]), even(a[2], a[3]), even(b[0], b[1]), even(b[2], b[3])],
-            [odd(a[0], a[1]), odd(a[2], a[3]), odd(b[0], b[1]), odd(b[2], b[3])],
-        )
+        let (first, second) = ([a[0], a[2], b[0], b[2]], [a[1], a[3], b[1], b[3]]);
+        (each!(vuzp1q_f32(first, second)), each!(vuzp2q_f32(first, second)))
     }
 
     #[inline(always)]
     fn interleave(self, even: V, odd: V) -> (V, V) {
-        let low = |i: usize| intrinsic!(vzip1q_f32(even[i], odd[i]));
-        let high = |i: usize| intrinsic!(vzip2q_f32(even[i], odd[i]));
-        ([low(0), high(0), low(1), high(1)], [low(2), high(2), low(3), high(3)])
+        let (low, high) = (each!(vzip1q_f32(even, odd)), each!(vzip2q_f32(even, odd)));
+        ([low[0], high[0], low[1], high[1]], [low[2], high[2], low[3], high[3]])
     }
 
     #[inline(always)]
     fn fold(self, v: [V; 4]) -> V {
-        v.map(fold_one)
+        each!(fold_one(v))
     }
 
     #[inline(always)]
     fn merge_folded(self, [a, b, c, d]: [V; 4]) -> V {
-        let at = |i: usize| intrinsic!(vpaddq_f32(add_pairs(a[i], b[i]), add_pairs(c[i], d[i])));
-        [at(0), at(1), at(2), at(3)]
+        let (ab, cd) = (each!(add_pairs(a, b)), each!(add_pairs(c, d)));
+        each!(vpaddq_f32(ab, cd))
     }
 
     #[inline(always)]

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::{LANES, Simd};
+use super::{Kernel, LANES, Simd};
 
 /// Runs anywhere.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +20,11 @@ fn zip(a: V, b: V, f: impl Fn(f32, f32) -> f32) -> V {
     std::array::from_fn(|i| f(a[i], b[i]))
 }
 
+#[inline(never)]
+fn entered<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Portable)
+}
+
 /// `2^n` for `n` in the range of normal numbers.
 #[inline(always)]
 fn power_of_two(n: i32) -> f32 {
@@ -29,7 +34,13 @@ fn power_of_two(n: i32) -> f32 {
 impl Simd for Portable {
     type V = V;
     const TILE_ROWS: usize = 2;
+    const TILE_KEYS: usize = 4;
     const TILE_VECTORS: usize = 2;
+
+    #[inline(always)]
+    fn enter<K: Kernel>(self, kernel: K) -> K::Output {
+        entered(kernel)
+    }
 
     #[inline(always)]
     fn splat(self, x: f32) -> V {
@@ -67,13 +78,13 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn load_u8(self, from: &[u8; LANES]) -> V {
-        from.map(f32::from)
+    fn load_u8(self, from: &[u32; LANES / 4]) -> V {
+        std::array::from_fn(|i| f32::from((from[i / 4] >> (8 * (i % 4))) as u8))
     }
 
     #[inline(always)]
-    fn load_u4(self, from: &[u8; LANES / 2]) -> V {
-        std::array::from_fn(|i| f32::from(from[i / 2] >> (4 * (i % 2)) & 15))
+    fn load_u4(self, from: &[u32; LANES / 8]) -> V {
+        std::array::from_fn(|i| f32::from((from[i / 8] >> (4 * (i % 8))) as u8 & 15))
     }
 
     #[inline(always)]
