@@ -82,8 +82,17 @@ fn main() {
             let scales = Floats::F16(&values16);
             let words = dim / 32 * bits;
             Stored::Quantized(
-                QuantizedHeads::new(&codes, scales, scales, shape, [0, room * words, words], [0, room, 1], bits, 64)
-                    .unwrap(),
+                QuantizedHeads::new(
+                    &codes,
+                    scales,
+                    scales,
+                    shape,
+                    [0, room * words, words],
+                    [0, room, 1],
+                    bits,
+                    64,
+                )
+                .unwrap(),
             )
         };
         match kind {
@@ -99,7 +108,8 @@ fn main() {
     };
     let (stored, pools, queries) = (&stored, &pools, &queries);
     let row = |isa: Isa, threads: usize, kind: &'static str, length: usize, keys: usize| {
-        let queries = Heads::dense(Floats::F32(&queries[..heads * length * dim]), [1, heads, length, dim]).unwrap();
+        let queries =
+            Heads::dense(Floats::F32(&queries[..heads * length * dim]), [1, heads, length, dim]).unwrap();
         let (k, v) = (stored(kind, keys), stored(kind, keys));
         let a = Attention {
             queries,
@@ -116,7 +126,8 @@ fn main() {
             name: format!("{} {threads}t {kind} L={length} T={keys}", isa.level()),
             work: work(length, keys, true),
             call: Box::new(move || {
-                attention(isa, &pools[threads - 1], &a, Layout::HeadsFirst, FloatsMut::F32(&mut out)).unwrap();
+                attention(isa, &pools[threads - 1], &a, Layout::HeadsFirst, FloatsMut::F32(&mut out))
+                    .unwrap();
             }),
             micros: Vec::new(),
         }

@@ -72,12 +72,7 @@ fn spread(words: &[u32], bits: usize, first: usize) -> [u32; LANES / 4] {
 }
 
 /// Checks the widths of affine groups of `dim` values a row.
-pub(super) fn check(
-    op: &'static str,
-    bits: usize,
-    group: usize,
-    dim: usize,
-) -> Result<(), KernelError> {
+pub(super) fn check(op: &'static str, bits: usize, group: usize, dim: usize) -> Result<(), KernelError> {
     if !WIDTHS.contains(&bits) {
         return Err(KernelError::Unsupported { op, what: "bits", found: bits, rule: "2, 3, 4, 5, 6 or 8" });
     }

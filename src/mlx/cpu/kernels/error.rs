@@ -18,7 +18,9 @@ pub enum KernelError {
         found: usize,
     },
     /// A view reaches past the end of its buffer.
-    #[error("{op}: {what} has {found} elements but its shape and strides reach {needed}; pass the whole buffer")]
+    #[error(
+        "{op}: {what} has {found} elements but its shape and strides reach {needed}; pass the whole buffer"
+    )]
     Short {
         /// The kernel.
         op: &'static str,

@@ -17,12 +17,7 @@ impl<'a> Rows<'a> {
     ///
     /// # Errors
     /// When it reaches past the end of `data`.
-    pub fn new(
-        data: Floats<'a>,
-        count: usize,
-        width: usize,
-        stride: usize,
-    ) -> Result<Self, KernelError> {
+    pub fn new(data: Floats<'a>, count: usize, width: usize, stride: usize) -> Result<Self, KernelError> {
         expect_reach("rows", "the buffer", [count, width], [stride, 1], data.len())?;
         Ok(Self { data, count, width, stride })
     }
@@ -62,11 +57,7 @@ impl<'a> Heads<'a> {
     ///
     /// # Errors
     /// When the last stride is not 1 (and the dimension larger than 1) or the view reaches past the end of `data`.
-    pub fn new(
-        data: Floats<'a>,
-        shape: [usize; 4],
-        strides: [usize; 4],
-    ) -> Result<Self, KernelError> {
+    pub fn new(data: Floats<'a>, shape: [usize; 4], strides: [usize; 4]) -> Result<Self, KernelError> {
         if shape[3] > 1 && strides[3] != 1 {
             let (op, what, rule) = ("heads", "the stride of the last dimension", "1: copy the array");
             return Err(KernelError::Unsupported { op, what, found: strides[3], rule });

@@ -25,8 +25,7 @@ pub fn attention(a: &Attention<'_>) -> Vec<f64> {
                 let mut row = vec![0.0; value_dim];
                 if largest > f64::NEG_INFINITY {
                     let weights: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect();
-                    let total =
-                        weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - largest).exp());
+                    let total = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - largest).exp());
                     for (t, weight) in weights.iter().enumerate().filter(|(_, weight)| **weight > 0.0) {
                         for (sum, value) in row.iter_mut().zip(stored(&a.values, b, h / group, t)) {
                             *sum += weight / total * value;
@@ -60,9 +59,8 @@ fn stored(heads: &Stored<'_>, b: usize, h: usize, t: usize) -> Vec<f64> {
                     code | (q.codes[words + bit / 32] >> (bit % 32) & 1) << i
                 })
             };
-            let entry = |of: &super::Floats<'_>, d: usize| {
-                of.get(groups + d / q.group).map_or(f64::NAN, f64::from)
-            };
+            let entry =
+                |of: &super::Floats<'_>, d: usize| of.get(groups + d / q.group).map_or(f64::NAN, f64::from);
             (0..dim).map(|d| f64::from(code(d)) * entry(&q.scales, d) + entry(&q.biases, d)).collect()
         }
     }

@@ -1,56 +1,11 @@
 //! The fast paths against the reference, against each other, and cut in every way.
 
-use half::{bf16, f16};
+use half::f16;
 use proptest::prelude::*;
 
+use super::super::testing::{Owned, Type, bits, noise, pools};
 use super::*;
 use crate::mlx::cpu::Level;
-
-/// Owned numbers of one of the three types.
-#[derive(Clone, Debug)]
-enum Owned {
-    F32(Vec<f32>),
-    F16(Vec<f16>),
-    Bf16(Vec<bf16>),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Type {
-    F32,
-    F16,
-    Bf16,
-}
-
-impl Owned {
-    fn new(kind: Type, values: &[f32]) -> Self {
-        match kind {
-            Type::F32 => Self::F32(values.to_vec()),
-            Type::F16 => Self::F16(values.iter().map(|x| f16::from_f32(*x)).collect()),
-            Type::Bf16 => Self::Bf16(values.iter().map(|x| bf16::from_f32(*x)).collect()),
-        }
-    }
-
-    fn view(&self) -> Floats<'_> {
-        match self {
-            Self::F32(values) => Floats::F32(values),
-            Self::F16(values) => Floats::F16(values),
-            Self::Bf16(values) => Floats::Bf16(values),
-        }
-    }
-}
-
-/// Numbers from -1 to 1 that look random.
-fn noise(seed: u64, count: usize) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    (0..count)
-        .map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-        })
-        .collect()
-}
 
 /// Buffers of one attention, with room after each head and gaps between positions.
 #[derive(Clone, Debug)]
@@ -123,7 +78,10 @@ impl Case {
         let part = |i: u64, count| noise(self.seed * 16 + i, count);
         let words = |i: u64, dim: usize| -> Vec<u32> {
             let bits = self.quantized.map_or(4, |q| q.0);
-            part(i, positions * dim / 32 * bits).iter().map(|x| x.to_bits().wrapping_mul(0x9e37_79b1)).collect()
+            part(i, positions * dim / 32 * bits)
+                .iter()
+                .map(|x| x.to_bits().wrapping_mul(0x9e37_79b1))
+                .collect()
         };
         let group = self.quantized.map_or(32, |q| q.1);
         let span = self.quantized.map_or(1.0, |q| (1 << q.0) as f32);
@@ -169,8 +127,7 @@ impl Case {
             Floats::Bf16(all) => Floats::Bf16(&all[start..]),
         };
         let query_strides = [self.length * heads * self.dim, self.dim, heads * self.dim, 1];
-        let queries =
-            Heads::new(queries, [self.batch, heads, length, self.dim], query_strides).unwrap();
+        let queries = Heads::new(queries, [self.batch, heads, length, self.dim], query_strides).unwrap();
         let stored = |which: usize, data: &'a Owned, dim: usize| {
             let shape = [self.batch, self.kv_heads, keys, dim];
             if let Some((bits, group)) = self.quantized {
@@ -236,14 +193,6 @@ impl Case {
             }
         }
     }
-}
-
-fn bits(values: &[f32]) -> Vec<u32> {
-    values.iter().map(|x| x.to_bits()).collect()
-}
-
-fn pools() -> Vec<Pool> {
-    [1, 2, 5].map(|threads| Pool::new(threads).unwrap()).into()
 }
 
 fn cases() -> impl Strategy<Value = Case> {
@@ -372,7 +321,11 @@ fn a_batch_row_does_not_depend_on_the_batch() {
         let one = |heads: Heads<'_>| {
             let Floats::F16(data) = heads.data else { unreachable!() };
             let start = b * heads.strides[0];
-            Heads { data: Floats::F16(Box::leak(data[start..].to_vec().into())), shape: [1, heads.shape[1], heads.shape[2], heads.shape[3]], ..heads }
+            Heads {
+                data: Floats::F16(Box::leak(data[start..].to_vec().into())),
+                shape: [1, heads.shape[1], heads.shape[2], heads.shape[3]],
+                ..heads
+            }
         };
         let Floats::F32(queries) = full.queries.data else { unreachable!() };
         let queries = Heads {
@@ -470,7 +423,10 @@ fn arguments_that_do_not_fit_are_refused_with_names() {
     };
     let mut few = good;
     few.queries.shape[1] = 5;
-    assert_eq!(refused(few), "attention: the number of query heads is 5; it must be a multiple of the key heads");
+    assert_eq!(
+        refused(few),
+        "attention: the number of query heads is 5; it must be a multiple of the key heads"
+    );
     assert_eq!(
         refused(Attention { window: Some(0), ..good }),
         "attention: the window is 0; it must be at least 1"
@@ -481,19 +437,49 @@ fn arguments_that_do_not_fit_are_refused_with_names() {
         "attention: the mask has 14 elements but its shape and strides reach 15; pass the whole buffer"
     );
     let sinks = Some(Floats::F32(&[0.0; 2]));
-    assert_eq!(
-        refused(Attention { sinks, ..good }),
-        "attention: the number of sinks is 2 but must be 6"
-    );
+    assert_eq!(refused(Attention { sinks, ..good }), "attention: the number of sinks is 2 but must be 6");
     let mut out = vec![0.0; 7];
     let error = attention(Isa::PLAIN, &pool, &good, Layout::default(), FloatsMut::F32(&mut out));
-    assert_eq!(
-        error.unwrap_err().to_string(),
-        "attention: the number of results is 7 but must be 1152"
-    );
+    assert_eq!(error.unwrap_err().to_string(), "attention: the number of results is 7 but must be 1152");
     let strided = Heads::new(Floats::F32(&[0.0; 64]), [1, 1, 2, 16], [32, 32, 16, 2]);
     assert!(matches!(strided, Err(KernelError::Unsupported { .. })));
     let huge = Heads::new(Floats::F32(&[0.0; 64]), [1, 2, 2, 16], [1, usize::MAX, 16, 1]);
     assert!(matches!(huge, Err(KernelError::Short { needed: usize::MAX, .. })));
     assert!(Isa::forced(Level::Plain).is_ok());
+}
+
+/// Outputs of `mlx.fast.scaled_dot_product_attention` 0.32.2, causal with sinks, and with a window as array.
+#[test]
+fn sinks_causal_order_and_windows_equal_mlx() {
+    let q: Vec<f32> = (0..24).map(|i| -1.0 + 2.0 * i as f32 / 23.0).collect();
+    let k: Vec<f32> = (0..20).map(|i| (i as f32).cos()).collect();
+    let v: Vec<f32> = (0..20).map(|i| (i as f32).sin()).collect();
+    let stored = |x| Stored::Dense(Heads::dense(Floats::F32(x), [1, 1, 5, 4]).unwrap());
+    let causal = Attention {
+        queries: Heads::dense(Floats::F32(&q), [1, 2, 3, 4]).unwrap(),
+        keys: stored(&k),
+        values: stored(&v),
+        scale: 0.7,
+        causal: true,
+        window: None,
+        mask: None,
+        sinks: Some(Floats::F32(&[0.3, -0.2])),
+    };
+    let check = |a: &Attention<'_>, first: [f32; 4], last: [f32; 4]| {
+        let mut out = [0.0; 24];
+        let pool = Pool::new(1).unwrap();
+        attention(Isa::detect(), &pool, a, Layout::HeadsFirst, FloatsMut::F32(&mut out)).unwrap();
+        let near = |x: &[f32], y: [f32; 4]| x.iter().zip(y).all(|(x, y)| (x - y).abs() < 2e-6);
+        assert!(near(&out[..4], first) && near(&out[20..], last), "{out:?}");
+    };
+    check(
+        &causal,
+        [0.479_429_78, 0.250_968_28, -0.208_232_31, -0.475_985_05],
+        [-0.382_896_93, -0.312_054_87, 0.045_689_03, 0.361_426_6],
+    );
+    check(
+        &Attention { window: Some(2), sinks: None, ..causal },
+        [0.749_244_63, 0.223_587_14, -0.507_635_36, -0.772_140_26],
+        [-0.415_807_72, -0.250_783_38, 0.144_810_02, 0.407_265_78],
+    );
 }

@@ -11,8 +11,8 @@ use super::super::affine::{AffineRow, dequantize_row};
 use super::super::pieces::Pieces;
 use super::super::simd::{self, Element, Kernel, LANES, Simd, from_f32, to_f32};
 use super::block::{
-    BLOCK, BlockRows, Factors, MAX_ROWS, Span, State, Weights, add_values, merge_states, merge_values, scores,
-    weigh,
+    BLOCK, BlockRows, Factors, MAX_ROWS, Span, State, Weights, add_values, merge_states, merge_values,
+    scores, weigh,
 };
 use super::{Attention, Floats, FloatsMut, Isa, KernelError, Layout, Mask, Pool, QuantizedHeads, Stored};
 
@@ -418,12 +418,7 @@ impl Step<'_> {
 
     /// All rows, a few at a time.
     #[inline(always)]
-    fn tiles<S: Simd, E: Element>(
-        &mut self,
-        s: S,
-        keys: BlockRows<'_, E>,
-        values: BlockRows<'_, E>,
-    ) {
+    fn tiles<S: Simd, E: Element>(&mut self, s: S, keys: BlockRows<'_, E>, values: BlockRows<'_, E>) {
         let rows = self.tile.rows();
         let mut first = 0;
         while first < rows {

@@ -39,13 +39,6 @@ pub(crate) fn exp_weight<S: Simd>(s: S, x: S::V) -> S::V {
     s.select_lt(x, least, s.splat(0.0), exp(s, s.max(least, x)))
 }
 
-/// `1 / (1 + e^-x)`.
-#[inline(always)]
-pub(crate) fn sigmoid<S: Simd>(s: S, x: S::V) -> S::V {
-    let one = s.splat(1.0);
-    s.div(one, s.add(one, exp(s, s.sub(s.splat(0.0), x))))
-}
-
 /// Hyperbolic tangent, within 2 ulp.
 #[inline(always)]
 pub(crate) fn tanh<S: Simd>(s: S, x: S::V) -> S::V {
@@ -63,15 +56,8 @@ pub(crate) fn tanh<S: Simd>(s: S, x: S::V) -> S::V {
 pub(crate) fn erf<S: Simd>(s: S, x: S::V) -> S::V {
     let magnitude = s.abs(x);
     let z = s.mul(x, x);
-    let p = [
-        0.128_379_17,
-        -0.376_126_26,
-        0.112_836,
-        -0.026_854_444,
-        0.005_189_534,
-        -0.000_802_083,
-        7.889_084e-5,
-    ];
+    let p =
+        [0.128_379_17, -0.376_126_26, 0.112_836, -0.026_854_444, 0.005_189_534, -0.000_802_083, 7.889_084e-5];
     let small = s.mul_add(polynomial(s, z, p), x, x);
     // -ln erfc(x), which at 4 has passed the point where erf rounds to 1.
     let q = [

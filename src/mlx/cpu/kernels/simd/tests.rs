@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 
+use super::super::testing::erf_exact;
 use super::*;
 
 /// Runs every operation once and returns what came out as bits.
@@ -49,12 +50,10 @@ impl Kernel for Everything<'_> {
         put("interleave", first);
         put("interleave", second);
         put("interleave undoes", s.interleave(even, odd).0);
-        let vectors: [S::V; LANES] = std::array::from_fn(|i| {
-            s.mul_add(s.splat(i as f32), b, [a, b, c][i % 3])
-        });
-        let folds = std::array::from_fn(|q| {
-            s.fold([vectors[q], vectors[q + 4], vectors[q + 8], vectors[q + 12]])
-        });
+        let vectors: [S::V; LANES] =
+            std::array::from_fn(|i| s.mul_add(s.splat(i as f32), b, [a, b, c][i % 3]));
+        let folds =
+            std::array::from_fn(|q| s.fold([vectors[q], vectors[q + 4], vectors[q + 8], vectors[q + 12]]));
         let sums = s.merge_folded(folds);
         put("merge_folded", sums);
         put("sum", s.load(&vectors.map(|v| s.sum(v))));
@@ -183,23 +182,6 @@ fn tanh_is_within_two_ulp_over_its_whole_range() {
     assert_eq!(tanh(f32::NEG_INFINITY), -1.0);
     assert_eq!(tanh(-0.0).to_bits(), (-0f32).to_bits());
     assert!(tanh(f32::NAN).is_nan());
-}
-
-/// The error function by its series and, from 2.5 on, by the continued fraction of its complement.
-pub(crate) fn erf_exact(x: f64) -> f64 {
-    let z = x.abs();
-    let value = if z < 2.5 {
-        let (mut term, mut sum) = (z, z);
-        for n in 1..80 {
-            term *= -z * z / f64::from(n);
-            sum += term / f64::from(2 * n + 1);
-        }
-        sum * std::f64::consts::FRAC_2_SQRT_PI
-    } else {
-        let fraction = (1..60).rev().fold(z, |below, n| z + f64::from(n) / 2.0 / below);
-        1.0 - (-z * z).exp() / (std::f64::consts::PI.sqrt() * fraction)
-    };
-    value.copysign(x)
 }
 
 #[test]
