@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use mlx_bun::tokenizer::chat_template::{ChatTemplate, RenderRequest, TemplateError};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 /// How snippets start that differ on purpose, and why.
 const MEANT: [(&str, &str); 5] = [
@@ -134,9 +134,4 @@ fn snippets_mean_what_they_mean_in_jinja() {
         }
     }
     assert!(failures.is_empty(), "{} differences:\n{}", failures.len(), failures.join("\n"));
-}
-
-#[allow(dead_code)]
-fn no_variables() -> Map<String, Value> {
-    Map::new()
 }
