@@ -104,7 +104,7 @@ fn length(_: &State, args: &[Value]) -> Result<Value, Error> {
         return Ok(Value::from(0));
     }
     match value.len() {
-        Some(len) if !values::is_namespace(&value) => Ok(Value::from(len)),
+        Some(len) if values::is_iterable(&value) => Ok(Value::from(len)),
         _ => Err(error(format!("object of type '{}' has no length", type_name(&value)))),
     }
 }
@@ -114,10 +114,19 @@ fn pairs(state: &State, dict: &PyDict) -> Result<Vec<Value>, Error> {
     dict.entries().iter().map(|(key, value)| PySeq::tuple(vec![key.clone(), value.clone()])).collect()
 }
 
-/// Follows an attribute path as Jinja's `make_attrgetter`: names and indices separated by dots.
 fn attribute_of(item: &Value, path: &Value) -> Result<Value, Error> {
+    attribute_or(item, path, None)
+}
+
+/// Follows an attribute path as Jinja's `make_attrgetter`: names and indices separated by dots. The default stands in
+/// for every step that is undefined.
+fn attribute_or(item: &Value, path: &Value, default: Option<&Value>) -> Result<Value, Error> {
     let Some(path) = path.as_str() else {
-        return get_item(item, path);
+        let value = get_item(item, path)?;
+        return Ok(match default {
+            Some(default) if value.is_undefined() => default.clone(),
+            _ => value,
+        });
     };
     let mut value = item.clone();
     for part in path.split('.') {
@@ -130,6 +139,11 @@ fn attribute_of(item: &Value, path: &Value) -> Result<Value, Error> {
             item if item.is_undefined() && !part.starts_with('_') => value.get_attr(part)?,
             item => item,
         };
+        if let Some(default) = default
+            && value.is_undefined()
+        {
+            value = default.clone();
+        }
     }
     Ok(value)
 }
@@ -257,10 +271,7 @@ fn groupby(state: &State, args: &[Value]) -> Result<Value, Error> {
     let case_sensitive = flag(case_sensitive, false);
     let mut keyed = Vec::new();
     for item in iterate(state, &required("groupby", "value", value)?)? {
-        let key = match attribute_of(&item, &attribute)? {
-            key if key.is_undefined() => default.clone().unwrap_or_default(),
-            key => key,
-        };
+        let key = attribute_or(&item, &attribute, default.as_ref())?;
         keyed.push((folded(&key, case_sensitive), PySeq::list(vec![key, item])?));
     }
     let mut groups: Vec<(Value, Value, Vec<Value>)> = Vec::new();
@@ -296,13 +307,9 @@ fn map(state: &mut State, args: &[Value]) -> Result<Value, Error> {
             {
                 return Err(error(format!("unexpected keyword argument '{name}'")));
             }
-            let default = keyword("default");
+            let default = keyword("default").filter(|default| !default.is_none());
             for item in items {
-                let value = attribute_of(&item, &attribute)?;
-                mapped.push(match &default {
-                    Some(default) if value.is_undefined() => default.clone(),
-                    _ => value,
-                });
+                mapped.push(attribute_or(&item, &attribute, default.as_ref())?);
             }
         }
         (Some(filter), _) => {

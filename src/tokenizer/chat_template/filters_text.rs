@@ -5,9 +5,10 @@ use minijinja::{Environment, Error, State, Value};
 
 use super::arguments::{bind, flag, integer, optional_integer, required, split, string};
 use super::environment::add_filter;
+use super::methods::{DictAttribute, dict_attribute};
 use super::operators::{Number, int, printf, text_of};
 use super::python_str::{capitalize, lines, padded, replace, strip, strip_end};
-use super::values::{charge, error, type_name};
+use super::values::{PyDict, charge, error, type_name};
 
 /// Registers the text and number filters.
 pub(super) fn register(env: &mut Environment<'static>) {
@@ -70,9 +71,8 @@ pub(super) fn register(env: &mut Environment<'static>) {
         match positional.split_first() {
             Some((text, rest)) if keywords.is_empty() => printf(state, &text_of(state, text)?, rest),
             Some((text, [])) => {
-                let named = super::values::PyDict::new(
-                    keywords.into_iter().map(|(name, value)| (Value::from(name), value)),
-                )?;
+                let named =
+                    PyDict::new(keywords.into_iter().map(|(name, value)| (Value::from(name), value)))?;
                 printf(state, &text_of(state, text)?, &[named])
             }
             _ => Err(error("can't handle positional and keyword arguments at the same time")),
@@ -113,6 +113,10 @@ pub(super) fn register(env: &mut Environment<'static>) {
                 "access to attribute '{name}' of '{}' object is unsafe",
                 type_name(&value)
             )));
+        }
+        let is_key = matches!(dict_attribute(name), DictAttribute::Key);
+        if is_key && value.downcast_object_ref::<PyDict>().is_some() {
+            return Ok(Value::UNDEFINED);
         }
         value.get_attr(name)
     });

@@ -68,6 +68,7 @@ pub(super) fn call_dict(
         "get" => {
             let [key, default] = bind("get", args, ["key", "default"])?;
             let key = required("get", "key", key)?;
+            super::values::check_hashable(&key)?;
             Ok(dict.get(&key).unwrap_or_else(|| default.unwrap_or_else(|| Value::from(()))))
         }
         "items" | "keys" | "values" => {

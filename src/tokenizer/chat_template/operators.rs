@@ -93,7 +93,11 @@ fn iterable(state: &State, value: &Value) -> Result<Value, Error> {
     if value.is_undefined() || value.downcast_object_ref::<PyGenerator>().is_some() {
         return PySeq::list(values::iterate(state, value)?);
     }
-    if value.is_none() || values::is_namespace(value) || value.try_iter().is_err() {
+    if value.kind() == ValueKind::String {
+        // Without a list of its characters minijinja does not know the last one.
+        return PySeq::list(values::iterate(state, value)?);
+    }
+    if !values::is_iterable(value) {
         return Err(values::not_iterable(value));
     }
     Ok(value.clone())
@@ -396,9 +400,10 @@ pub(super) fn contains(state: &State, container: &Value, item: &Value) -> Result
         _ => {}
     }
     if let Some(dict) = container.downcast_object_ref::<PyDict>() {
+        values::check_hashable(item)?;
         return Ok(dict.get(item).is_some());
     }
-    if container.is_none() || values::is_namespace(container) {
+    if !values::is_iterable(container) {
         return Err(not_a_container(container));
     }
     let view_items = container.downcast_object_ref::<PyView>().map(|view| view.items.as_slice());
@@ -428,31 +433,37 @@ fn not_a_container(value: &Value) -> Error {
     error(format!("argument of type '{}' is not iterable", type_name(value)))
 }
 
-/// `value[start:stop:step]`.
+/// `value[start:stop:step]`; undefined when the value cannot be sliced, as for any subscript in Jinja.
 pub(super) fn slice(state: &State, value: &Value, bounds: &[Value]) -> Result<Value, Error> {
-    let bound = |index: usize| match bounds.get(index) {
-        Some(bound) if !bound.is_none() => {
-            integer(bound).map(Some).map_err(|_| error("slice indices must be integers or None"))
+    if value.is_undefined() {
+        return Err(Error::new(ErrorKind::UndefinedError, "cannot slice an undefined value"));
+    }
+    let mut integers = [None, None, None];
+    for (slot, bound) in integers.iter_mut().zip(bounds) {
+        if !bound.is_none() {
+            match integer(bound) {
+                Ok(bound) => *slot = Some(bound),
+                Err(_) => return Ok(Value::UNDEFINED),
+            }
         }
-        _ => Ok(None),
-    };
-    let (start, stop, step) = (bound(0)?, bound(1)?, bound(2)?.unwrap_or(1));
+    }
+    let [start, stop, step] = integers;
+    let step = step.unwrap_or(1);
+    let is_text = value.kind() == ValueKind::String;
+    let object = value.as_object().filter(|object| is_indexable(object));
+    if object.is_none() && !is_text {
+        return Ok(Value::UNDEFINED);
+    }
     if step == 0 {
         return Err(error("slice step cannot be zero"));
     }
-    if value.kind() == ValueKind::String {
+    let Some(object) = object else {
         let text = value.as_str().unwrap_or_default();
         charge(state, text.len())?;
         let characters: Vec<char> = text.chars().collect();
         let indices = slice_indices(start, stop, step, characters.len());
         let sliced: String = indices.filter_map(|index| characters.get(index)).collect();
         return Ok(Value::from(sliced));
-    }
-    let Some(object) = value.as_object().filter(|object| is_indexable(object)) else {
-        if value.is_undefined() {
-            return Err(Error::new(ErrorKind::UndefinedError, "cannot slice an undefined value"));
-        }
-        return Err(error(format!("'{}' object is not subscriptable by a slice", type_name(value))));
     };
     let kind = match value.downcast_object_ref::<PySeq>() {
         Some(seq) => seq.kind,

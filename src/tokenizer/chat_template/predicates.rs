@@ -1,13 +1,13 @@
 //! Jinja's tests (`is string`, `is mapping`, ...) with Python's idea of types.
 
-use minijinja::value::ValueKind;
+use minijinja::value::{DynObject, ValueKind};
 use minijinja::{Environment, Value};
 
 use super::arguments::{bind, integer, required};
 use super::environment::add_test;
 use super::operators::{self, Number, text_of};
 use super::python_char::is_cased;
-use super::values::{self, error, is_namespace, type_name};
+use super::values::{self, PyDict, error, type_name};
 
 /// Registers the tests that minijinja lacks or understands differently.
 pub(super) fn register(env: &mut Environment<'static>) {
@@ -20,9 +20,9 @@ pub(super) fn register(env: &mut Environment<'static>) {
         ("float", |value| value.is_number() && !value.is_integer()),
         ("number", |value| Number::of(value).is_some()),
         ("string", |value| value.kind() == ValueKind::String),
-        ("mapping", |value| value.kind() == ValueKind::Map && !is_namespace(value)),
+        ("mapping", is_dict),
         ("sequence", is_sequence),
-        ("iterable", is_iterable),
+        ("iterable", values::is_iterable),
         ("callable", is_callable),
     ];
     for (name, test) in unary {
@@ -92,20 +92,16 @@ pub(super) fn register(env: &mut Environment<'static>) {
 fn is_sequence(value: &Value) -> bool {
     match value.kind() {
         ValueKind::Undefined | ValueKind::String | ValueKind::Seq => true,
-        ValueKind::Map => !is_namespace(value),
-        _ => false,
+        _ => is_dict(value),
     }
 }
 
-fn is_iterable(value: &Value) -> bool {
-    match value.kind() {
-        ValueKind::None => false,
-        ValueKind::Map => !is_namespace(value),
-        _ => value.try_iter().is_ok(),
-    }
+fn is_dict(value: &Value) -> bool {
+    value.downcast_object_ref::<PyDict>().is_some()
 }
 
 fn is_callable(value: &Value) -> bool {
     // Functions, macros and bound methods are what a template can reach of plain objects.
-    value.kind() == ValueKind::Plain
+    let is_macro = |object: &DynObject| object.type_name().ends_with("::Macro");
+    value.kind() == ValueKind::Plain || value.as_object().is_some_and(is_macro)
 }

@@ -243,7 +243,7 @@ fn split_whitespace(text: &str, limit: usize) -> Vec<&str> {
     let mut rest = text.trim_start_matches(is_space);
     while !rest.is_empty() {
         if parts.len() == limit {
-            parts.push(rest.trim_end_matches(is_space));
+            parts.push(rest);
             break;
         }
         let (part, after) = rest.split_at(rest.find(is_space).unwrap_or(rest.len()));
@@ -258,7 +258,7 @@ fn rsplit_whitespace(text: &str, limit: usize) -> Vec<&str> {
     let mut rest = text.trim_end_matches(is_space);
     while !rest.is_empty() {
         if parts.len() == limit {
-            parts.push(rest.trim_start_matches(is_space));
+            parts.push(rest);
             break;
         }
         let start = rest

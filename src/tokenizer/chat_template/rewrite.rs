@@ -169,9 +169,12 @@ impl Rewriter {
                 keyword.to_owned()
             }
             "print" => {
-                let value = reader.tuple(true, &[])?;
+                let mut outputs = format!("{{{{{lead} {} }}}}", reader.expression()?.text);
+                while reader.skip_operator(",") {
+                    outputs.push_str(&format!("{{{{ {} }}}}", reader.expression()?.text));
+                }
                 reader.expect_end()?;
-                self.push(&reader, &format!("{{{{{lead} {} }}}}", value.text));
+                self.push(&reader, &outputs);
                 return Ok(());
             }
             "include" | "import" | "from" | "extends" => {

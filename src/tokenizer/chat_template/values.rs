@@ -41,7 +41,7 @@ pub(super) fn type_name(value: &Value) -> &'static str {
             None => "list",
         },
         ValueKind::Map if is_namespace(value) => "Namespace",
-        ValueKind::Map => "dict",
+        ValueKind::Map if value.downcast_object_ref::<PyDict>().is_some() => "dict",
         ValueKind::Iterable => match value.downcast_object_ref::<PyView>() {
             Some(view) => view.kind.type_name(),
             None => "generator",
@@ -580,7 +580,7 @@ pub(super) fn iterate(state: &State, value: &Value) -> Result<Vec<Value>, Error>
         charge_items(state, seq.items.len())?;
         return Ok(seq.items.clone());
     }
-    if value.is_none() || is_namespace(value) {
+    if !is_iterable(value) {
         return Err(not_iterable(value));
     }
     let mut items = Vec::new();
@@ -591,6 +591,31 @@ pub(super) fn iterate(state: &State, value: &Value) -> Result<Vec<Value>, Error>
         }
     }
     Ok(items)
+}
+
+/// Whether Python can iterate the value. Of what minijinja counts as maps only dicts are: namespaces, macros and
+/// loops are not.
+pub(super) fn is_iterable(value: &Value) -> bool {
+    match value.kind() {
+        ValueKind::None => false,
+        ValueKind::Map => value.downcast_object_ref::<PyDict>().is_some(),
+        _ => value.try_iter().is_ok(),
+    }
+}
+
+/// Refuses what Python cannot look up in a dict.
+pub(super) fn check_hashable(value: &Value) -> Result<(), Error> {
+    let unhashable = match value.downcast_object_ref::<PySeq>() {
+        Some(seq) if seq.kind == SeqKind::Tuple => {
+            return seq.items.iter().try_for_each(check_hashable);
+        }
+        Some(_) => true,
+        None => value.downcast_object_ref::<PyDict>().is_some(),
+    };
+    if unhashable {
+        return Err(error(format!("unhashable type: '{}'", type_name(value))));
+    }
+    Ok(())
 }
 
 pub(super) fn not_iterable(value: &Value) -> Error {
