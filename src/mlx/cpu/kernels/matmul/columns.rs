@@ -19,11 +19,15 @@ const TILE_ROWS: usize = 3;
 const BLOCK_ROWS: usize = 96;
 /// Rows of W that are unpacked at once.
 const DEPTH: usize = 48;
+/// How many rows ahead weights are asked for.
+const AHEAD: usize = 16;
 
 struct Outer<'a, W> {
     source: W,
     inputs: usize,
     x: *const f32,
+    /// Bytes between a row of weights and one to be asked for while it is read.
+    ahead: usize,
     output: &'a Output<'a>,
     plan: &'a Plan,
     tasks: Vec<Task>,
@@ -68,7 +72,8 @@ impl<S: Simd> Visitor<S> for Run<'_> {
         let strip = S::COLUMN_BLOCKS * BLOCK;
         let tasks = plan.tasks(outputs, inputs, pool.threads(), BLOCK_ROWS, strip);
         let count = tasks.len();
-        let kernel = Outer { source, inputs, x, output, plan, tasks };
+        let ahead = AHEAD * source.bytes(outputs);
+        let kernel = Outer { source, inputs, x, ahead, output, plan, tasks };
         // SAFETY: the caller's promise.
         pool.run(count, &|task| unsafe { S::enter(&kernel, task) })?;
         Ok(())
@@ -120,7 +125,8 @@ impl<W> Outer<'_, W> {
                 let mut sums = [[S::zero(); T]; M];
                 let mut segment = W::unopened();
                 for k in 0..self.inputs {
-                    self.source.open(task.expert * self.inputs + k, first, count, &mut segment);
+                    let row = task.expert * self.inputs + k;
+                    self.source.open(row, first, count, self.ahead, &mut segment);
                     let mut splat = [S::zero(); M];
                     for m in 0..M {
                         splat[m] = S::splat(*x[m].add(k));
@@ -131,7 +137,8 @@ impl<W> Outer<'_, W> {
                             break;
                         }
                         let block = if left >= BLOCK {
-                            self.source.block(&segment, index)
+                            let group = self.source.group(&segment, index);
+                            self.source.block(&segment, group, index)
                         } else {
                             self.source.tail(&segment, index, left)
                         };
@@ -207,9 +214,10 @@ impl<W> Outer<'_, W> {
         // SAFETY: the caller's promise.
         unsafe {
             let mut segment = W::unopened();
-            self.source.open(row, first, count, &mut segment);
+            self.source.open(row, first, count, self.ahead, &mut segment);
             for index in 0..count / BLOCK {
-                S::block_store(to.add(index * BLOCK), self.source.block(&segment, index));
+                let group = self.source.group(&segment, index);
+                S::block_store(to.add(index * BLOCK), self.source.block(&segment, group, index));
             }
             if !count.is_multiple_of(BLOCK) {
                 let index = count / BLOCK;

@@ -13,6 +13,10 @@
 //!
 //! Exact precision multiplies f32 activations with weights dequantized to f32; nothing else is rounded but the sums
 //! and, at the end, the result. [`mod@reference`] is the slow and obvious definition that all kernels are tested against.
+#![allow(
+    clippy::needless_range_loop,
+    reason = "a tile's loops all run over the same few registers, by index"
+)]
 
 mod columns;
 mod integer;

@@ -14,11 +14,9 @@ use crate::checkpoint::QuantMode;
 /// 24 KB of first-level cache.
 pub(super) const SEGMENT: usize = 768;
 
-/// Groups in a segment at the smallest group, and one more that stands for a missing half block.
-const MOST_GROUPS: usize = SEGMENT / 16 + 1;
-
-/// How far ahead of the weights in use the next ones are asked for, in bytes.
-const AHEAD: usize = 4096;
+/// Places for the scales of a segment: groups at the smallest group, one more that stands for a missing half block,
+/// and room for a whole vector at the end.
+const MOST_GROUPS: usize = SEGMENT / 16 + 16;
 
 /// Rows of weights that can be read in blocks.
 ///
@@ -29,13 +27,24 @@ pub(super) trait Source<S: Simd>: Copy + Send + Sync {
     const NIBBLES: bool;
     /// Part of a row, ready to be read.
     type Segment: Copy;
+    /// What blocks of one group have in common.
+    type Group: Copy;
 
     /// A segment to be filled.
     fn unopened() -> Self::Segment;
-    /// Prepares columns `start` (a multiple of 32) to `start + length` of a row of all stacked matrices.
-    unsafe fn open(&self, row: usize, start: usize, length: usize, segment: &mut Self::Segment);
+    /// Bytes that `columns` (a multiple of 32, or all) of a row take.
+    fn bytes(&self, columns: usize) -> usize;
+    /// Where a column of a row lies, which need not exist.
+    fn address(&self, row: usize, column: usize) -> *const u8;
+    /// Prepares columns `start` (a multiple of 32) to `start + length` of a row of all stacked matrices. Reading will
+    /// ask for the weights `ahead` bytes after those in use.
+    unsafe fn open(&self, row: usize, start: usize, length: usize, ahead: usize, segment: &mut Self::Segment);
+    /// How many blocks in a row may share a group: those of a segment that starts at a multiple of as many blocks.
+    fn group_blocks(&self) -> usize;
+    /// The group of the block that begins at column `32 * index` of the segment.
+    unsafe fn group(&self, segment: &Self::Segment, index: usize) -> Self::Group;
     /// The block that begins at column `32 * index` of the segment, all of it within the segment.
-    unsafe fn block(&self, segment: &Self::Segment, index: usize) -> S::Block;
+    unsafe fn block(&self, segment: &Self::Segment, group: Self::Group, index: usize) -> S::Block;
     /// The last block of a segment, `length` columns and then zeros.
     unsafe fn tail(&self, segment: &Self::Segment, index: usize, length: usize) -> S::Block;
 }
@@ -141,35 +150,64 @@ unsafe impl<T: Sync> Sync for Dense<T> {}
 
 impl<S: Simd, T: Element> Source<S> for Dense<T> {
     const NIBBLES: bool = false;
-    type Segment = *const T;
+    type Segment = (*const T, usize);
+    type Group = ();
 
     #[inline(always)]
-    fn unopened() -> *const T {
-        std::ptr::null()
+    fn unopened() -> Self::Segment {
+        (std::ptr::null(), 0)
     }
 
     #[inline(always)]
-    unsafe fn open(&self, row: usize, start: usize, _length: usize, segment: &mut *const T) {
+    fn bytes(&self, columns: usize) -> usize {
+        columns * size_of::<T>()
+    }
+
+    #[inline(always)]
+    fn address(&self, row: usize, column: usize) -> *const u8 {
+        self.base.wrapping_add(row * self.columns + column).cast()
+    }
+
+    #[inline(always)]
+    unsafe fn open(
+        &self,
+        row: usize,
+        start: usize,
+        _length: usize,
+        ahead: usize,
+        segment: &mut Self::Segment,
+    ) {
         // SAFETY: row and column lie in the matrix.
-        *segment = unsafe { self.base.add(row * self.columns + start) };
+        *segment = (unsafe { self.base.add(row * self.columns + start) }, ahead);
     }
 
     #[inline(always)]
-    unsafe fn block(&self, segment: &*const T, index: usize) -> S::Block {
+    fn group_blocks(&self) -> usize {
+        4
+    }
+
+    #[inline(always)]
+    unsafe fn group(&self, _segment: &Self::Segment, _index: usize) {}
+
+    #[inline(always)]
+    unsafe fn block(&self, (from, ahead): &Self::Segment, (): (), index: usize) -> S::Block {
         // SAFETY: the block lies in the row.
         unsafe {
-            let from = segment.add(index * BLOCK);
-            S::prefetch(from.cast::<u8>().wrapping_add(AHEAD));
+            let from = from.add(index * BLOCK);
+            let next = from.cast::<u8>().wrapping_add(*ahead);
+            for line in (0..size_of::<[T; BLOCK]>()).step_by(64) {
+                S::prefetch(next.wrapping_add(line));
+            }
             T::block::<S>(from)
         }
     }
 
     #[inline(always)]
-    unsafe fn tail(&self, segment: &*const T, index: usize, length: usize) -> S::Block {
+    unsafe fn tail(&self, (from, _): &Self::Segment, index: usize, length: usize) -> S::Block {
         let mut copy = MaybeUninit::<[T; BLOCK]>::zeroed();
         // SAFETY: `length` columns are left in the row, fewer than a block; all bits zero is a zero of all types.
         unsafe {
-            std::ptr::copy_nonoverlapping(segment.add(index * BLOCK), copy.as_mut_ptr().cast(), length);
+            std::ptr::copy_nonoverlapping(from.add(index * BLOCK), copy.as_mut_ptr().cast(), length);
             T::block::<S>(copy.as_ptr().cast())
         }
     }
@@ -227,10 +265,17 @@ trait Code: Copy + Send + Sync + 'static {
     const NIBBLES: bool = false;
     /// Whether a block holds two groups.
     const HALVES: bool = false;
+    /// Scale and bias in the form that unpacking wants.
+    type Group<S: Simd>: Copy;
 
+    /// From the scales of the halves of a block (the same but for [`HALVES`](Self::HALVES)) and the bias.
+    ///
     /// # Safety
     /// As for [`Source`].
-    unsafe fn block<S: Simd>(from: *const u8, scale: [f32; 2], bias: f32) -> S::Block;
+    unsafe fn group<S: Simd>(scale: [f32; 2], bias: f32) -> Self::Group<S>;
+    /// # Safety
+    /// As for [`Source`].
+    unsafe fn block<S: Simd>(from: *const u8, group: Self::Group<S>) -> S::Block;
 }
 
 #[derive(Clone, Copy)]
@@ -239,11 +284,18 @@ struct Nibbles;
 impl Code for Nibbles {
     const BITS: usize = 4;
     const NIBBLES: bool = true;
+    type Group<S: Simd> = S::Table;
 
     #[inline(always)]
-    unsafe fn block<S: Simd>(from: *const u8, scale: [f32; 2], bias: f32) -> S::Block {
+    unsafe fn group<S: Simd>([scale, _]: [f32; 2], bias: f32) -> Self::Group<S> {
         // SAFETY: the caller's promise.
-        unsafe { S::nibbles::<false, false>(from, scale, bias) }
+        unsafe { S::table::<false>(scale, bias) }
+    }
+
+    #[inline(always)]
+    unsafe fn block<S: Simd>(from: *const u8, group: Self::Group<S>) -> S::Block {
+        // SAFETY: the caller's promise.
+        unsafe { S::nibbles::<false, false>(from, [group, group]) }
     }
 }
 
@@ -255,11 +307,18 @@ impl<const HALVES: bool> Code for Fp4<HALVES> {
     const BITS: usize = 4;
     const NIBBLES: bool = true;
     const HALVES: bool = HALVES;
+    type Group<S: Simd> = [S::Table; 2];
 
     #[inline(always)]
-    unsafe fn block<S: Simd>(from: *const u8, scale: [f32; 2], bias: f32) -> S::Block {
+    unsafe fn group<S: Simd>(scale: [f32; 2], _bias: f32) -> Self::Group<S> {
         // SAFETY: the caller's promise.
-        unsafe { S::nibbles::<true, HALVES>(from, scale, bias) }
+        unsafe { [S::table::<true>(scale[0], 0.0), S::table::<true>(scale[1], 0.0)] }
+    }
+
+    #[inline(always)]
+    unsafe fn block<S: Simd>(from: *const u8, group: Self::Group<S>) -> S::Block {
+        // SAFETY: the caller's promise.
+        unsafe { S::nibbles::<true, HALVES>(from, group) }
     }
 }
 
@@ -268,11 +327,18 @@ struct Bytes;
 
 impl Code for Bytes {
     const BITS: usize = 8;
+    type Group<S: Simd> = (S::F, S::F);
 
     #[inline(always)]
-    unsafe fn block<S: Simd>(from: *const u8, scale: [f32; 2], bias: f32) -> S::Block {
+    unsafe fn group<S: Simd>([scale, _]: [f32; 2], bias: f32) -> Self::Group<S> {
         // SAFETY: the caller's promise.
-        unsafe { S::bytes(from, scale[0], bias) }
+        unsafe { (S::splat(scale), S::splat(bias)) }
+    }
+
+    #[inline(always)]
+    unsafe fn block<S: Simd>(from: *const u8, (scale, bias): Self::Group<S>) -> S::Block {
+        // SAFETY: the caller's promise.
+        unsafe { S::bytes(from, scale, bias) }
     }
 }
 
@@ -281,11 +347,18 @@ struct Fp8;
 
 impl Code for Fp8 {
     const BITS: usize = 8;
+    type Group<S: Simd> = S::F;
 
     #[inline(always)]
-    unsafe fn block<S: Simd>(from: *const u8, scale: [f32; 2], _bias: f32) -> S::Block {
+    unsafe fn group<S: Simd>([scale, _]: [f32; 2], _bias: f32) -> Self::Group<S> {
         // SAFETY: the caller's promise.
-        unsafe { S::fp8s(from, scale[0]) }
+        unsafe { S::splat(scale) }
+    }
+
+    #[inline(always)]
+    unsafe fn block<S: Simd>(from: *const u8, scale: Self::Group<S>) -> S::Block {
+        // SAFETY: the caller's promise.
+        unsafe { S::fp8s(from, scale) }
     }
 }
 
@@ -294,11 +367,18 @@ struct Bits<const BITS: usize>;
 
 impl<const BITS: usize> Code for Bits<BITS> {
     const BITS: usize = BITS;
+    type Group<S: Simd> = (S::F, S::F);
 
     #[inline(always)]
-    unsafe fn block<S: Simd>(from: *const u8, scale: [f32; 2], bias: f32) -> S::Block {
+    unsafe fn group<S: Simd>([scale, _]: [f32; 2], bias: f32) -> Self::Group<S> {
         // SAFETY: the caller's promise.
-        unsafe { S::bits::<BITS>(from, scale[0], bias) }
+        unsafe { (S::splat(scale), S::splat(bias)) }
+    }
+
+    #[inline(always)]
+    unsafe fn block<S: Simd>(from: *const u8, (scale, bias): Self::Group<S>) -> S::Block {
+        // SAFETY: the caller's promise.
+        unsafe { S::bits::<BITS>(from, scale, bias) }
     }
 }
 
@@ -323,6 +403,7 @@ unsafe impl<C> Sync for Packed<C> {}
 #[derive(Clone, Copy)]
 struct Opened {
     from: *const u8,
+    ahead: usize,
     /// Columns between the start of the first group and the start of the segment.
     offset: usize,
     scales: [MaybeUninit<f32>; MOST_GROUPS],
@@ -332,15 +413,27 @@ struct Opened {
 impl<S: Simd, C: Code> Source<S> for Packed<C> {
     const NIBBLES: bool = C::NIBBLES;
     type Segment = Opened;
+    type Group = C::Group<S>;
 
     #[inline(always)]
     fn unopened() -> Opened {
         let unset = [MaybeUninit::uninit(); MOST_GROUPS];
-        Opened { from: std::ptr::null(), offset: 0, scales: unset, biases: unset }
+        Opened { from: std::ptr::null(), ahead: 0, offset: 0, scales: unset, biases: unset }
     }
 
     #[inline(always)]
-    unsafe fn open(&self, row: usize, start: usize, length: usize, segment: &mut Opened) {
+    fn bytes(&self, columns: usize) -> usize {
+        columns * C::BITS / 8
+    }
+
+    #[inline(always)]
+    fn address(&self, row: usize, column: usize) -> *const u8 {
+        self.layout.base.wrapping_add((row * self.layout.columns + column) * C::BITS / 8)
+    }
+
+    #[inline(always)]
+    unsafe fn open(&self, row: usize, start: usize, length: usize, ahead: usize, segment: &mut Opened) {
+        segment.ahead = ahead;
         let Layout { base, scales, columns, group_shift } = self.layout;
         segment.offset = start & ((1 << group_shift) - 1);
         let first = row * (columns >> group_shift) + (start >> group_shift);
@@ -352,12 +445,12 @@ impl<S: Simd, C: Code> Source<S> for Packed<C> {
             segment.from = base.add((row * columns + start) * C::BITS / 8);
             match scales {
                 ScaleBase::Bf16(scales, biases) => {
-                    S::widen_bf16(scales.add(first), count, to_scales);
-                    S::widen_bf16(biases.add(first), count, to_biases);
+                    S::scales_bf16(scales.add(first), count, to_scales);
+                    S::scales_bf16(biases.add(first), count, to_biases);
                 }
                 ScaleBase::F16(scales, biases) => {
-                    S::widen_f16(scales.add(first), count, to_scales);
-                    S::widen_f16(biases.add(first), count, to_biases);
+                    S::scales_f16(scales.add(first), count, to_scales);
+                    S::scales_f16(biases.add(first), count, to_biases);
                 }
                 ScaleBase::F32(scales, biases) => {
                     std::ptr::copy_nonoverlapping(scales.add(first), to_scales, count);
@@ -379,13 +472,26 @@ impl<S: Simd, C: Code> Source<S> for Packed<C> {
     }
 
     #[inline(always)]
-    unsafe fn block(&self, segment: &Opened, index: usize) -> S::Block {
+    fn group_blocks(&self) -> usize {
+        (1 << self.layout.group_shift) / BLOCK.min(1 << self.layout.group_shift)
+    }
+
+    #[inline(always)]
+    unsafe fn group(&self, segment: &Opened, index: usize) -> C::Group<S> {
+        // SAFETY: the block lies in the segment.
+        unsafe {
+            let (scale, bias) = self.scale(segment, index);
+            C::group::<S>(scale, bias)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn block(&self, segment: &Opened, group: C::Group<S>, index: usize) -> S::Block {
         // SAFETY: the block lies in the segment.
         unsafe {
             let from = segment.from.add(index * BLOCK * C::BITS / 8);
-            S::prefetch(from.wrapping_add(AHEAD));
-            let (scale, bias) = self.scale(segment, index);
-            C::block::<S>(from, scale, bias)
+            S::prefetch(from.wrapping_add(segment.ahead));
+            C::block::<S>(from, group)
         }
     }
 
@@ -396,8 +502,7 @@ impl<S: Simd, C: Code> Source<S> for Packed<C> {
         unsafe {
             let from = segment.from.add(index * BLOCK * C::BITS / 8);
             std::ptr::copy_nonoverlapping(from, copy.as_mut_ptr(), length * C::BITS / 8);
-            let (scale, bias) = self.scale(segment, index);
-            C::block::<S>(copy.as_ptr(), scale, bias)
+            C::block::<S>(copy.as_ptr(), <Self as Source<S>>::group(self, segment, index))
         }
     }
 }

@@ -19,8 +19,8 @@ unsafe fn enter<K: Kernel<Avx2>>(kernel: &K, task: usize) {
 }
 
 #[inline(always)]
-unsafe fn affine(levels: __m256i, scale: f32, bias: f32) -> __m256 {
-    _mm256_fmadd_ps(_mm256_cvtepi32_ps(levels), _mm256_set1_ps(scale), _mm256_set1_ps(bias))
+unsafe fn affine(levels: __m256i, scale: __m256, bias: __m256) -> __m256 {
+    _mm256_fmadd_ps(_mm256_cvtepi32_ps(levels), scale, bias)
 }
 
 /// Bytes `first` to `first + 7` of 16 that both halves hold, as 32-bit integers.
@@ -42,15 +42,17 @@ unsafe fn widen_bytes<const UPPER: bool>(bytes: __m256i) -> __m256i {
 
 /// 4-bit floats: the magnitude by look-up of the low 3 bits, the sign from bit 3.
 #[inline(always)]
-unsafe fn fp4(codes: __m256i, scale: f32) -> __m256 {
+unsafe fn fp4(codes: __m256i, scale: __m256) -> __m256 {
     let magnitudes = _mm256_permutevar8x32_ps(_mm256_loadu_ps(FP4_MAGNITUDES.as_ptr()), codes);
     let sign = _mm256_and_si256(_mm256_slli_epi32::<28>(codes), _mm256_set1_epi32(i32::MIN));
-    _mm256_mul_ps(_mm256_xor_ps(magnitudes, _mm256_castsi256_ps(sign)), _mm256_set1_ps(scale))
+    _mm256_mul_ps(_mm256_xor_ps(magnitudes, _mm256_castsi256_ps(sign)), scale)
 }
 
 impl Simd for Avx2 {
     type F = __m256;
     type Block = [__m256; 4];
+    /// Scale and bias.
+    type Table = (__m256, __m256);
 
     const LANES: usize = 8;
     const TILE: usize = 4;
@@ -152,10 +154,14 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn table<const FP4: bool>(scale: f32, bias: f32) -> Self::Table {
+        (_mm256_set1_ps(scale), _mm256_set1_ps(bias))
+    }
+
+    #[inline(always)]
     unsafe fn nibbles<const FP4: bool, const HALVES: bool>(
         from: *const u8,
-        scale: [f32; 2],
-        bias: f32,
+        tables: [Self::Table; 2],
     ) -> [__m256; 4] {
         let packed = _mm256_broadcastsi128_si256(_mm_loadu_si128(from.cast()));
         let mask = _mm256_set1_epi8(15);
@@ -169,17 +175,14 @@ impl Simd for Avx2 {
         ];
         let mut block = [_mm256_setzero_ps(); 4];
         for index in 0..4 {
-            block[index] = if FP4 {
-                fp4(codes[index], scale[if HALVES { index % 2 } else { 0 }])
-            } else {
-                affine(codes[index], scale[0], bias)
-            };
+            let (scale, bias) = tables[if HALVES { index % 2 } else { 0 }];
+            block[index] = if FP4 { fp4(codes[index], scale) } else { affine(codes[index], scale, bias) };
         }
         block
     }
 
     #[inline(always)]
-    unsafe fn bytes(from: *const u8, scale: f32, bias: f32) -> [__m256; 4] {
+    unsafe fn bytes(from: *const u8, scale: __m256, bias: __m256) -> [__m256; 4] {
         let mut block = [_mm256_setzero_ps(); 4];
         for (index, vector) in block.iter_mut().enumerate() {
             let levels = _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.add(index * 8).cast()));
@@ -189,7 +192,7 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn bits<const BITS: usize>(from: *const u8, scale: f32, bias: f32) -> [__m256; 4] {
+    unsafe fn bits<const BITS: usize>(from: *const u8, scale: __m256, bias: __m256) -> [__m256; 4] {
         let (bytes, shifts) = const { bit_fields(BITS) };
         let mask = _mm256_set1_epi32((1 << BITS) - 1);
         let mut block = [_mm256_setzero_ps(); 4];
@@ -208,7 +211,7 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn fp8s(from: *const u8, scale: f32) -> [__m256; 4] {
+    unsafe fn fp8s(from: *const u8, scale: __m256) -> [__m256; 4] {
         let mut block = [_mm256_setzero_ps(); 4];
         for (index, vector) in block.iter_mut().enumerate() {
             let codes = _mm_cvtepu8_epi16(_mm_loadl_epi64(from.add(index * 8).cast()));
@@ -216,7 +219,7 @@ impl Simd for Avx2 {
             let shifted = _mm_slli_epi16::<7>(codes);
             let halves = _mm_add_epi16(shifted, _mm_and_si128(shifted, _mm_set1_epi16(0x4000)));
             let values = _mm256_mul_ps(_mm256_cvtph_ps(halves), _mm256_set1_ps(256.0));
-            *vector = _mm256_mul_ps(values, _mm256_set1_ps(scale));
+            *vector = _mm256_mul_ps(values, scale);
         }
         block
     }

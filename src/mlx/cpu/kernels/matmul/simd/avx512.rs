@@ -47,8 +47,8 @@ static FP4_LEVELS: [f32; 16] = {
 };
 
 #[inline(always)]
-unsafe fn affine(levels: __m512i, scale: f32, bias: f32) -> __m512 {
-    _mm512_fmadd_ps(_mm512_cvtepi32_ps(levels), _mm512_set1_ps(scale), _mm512_set1_ps(bias))
+unsafe fn affine(levels: __m512i, scale: __m512, bias: __m512) -> __m512 {
+    _mm512_fmadd_ps(_mm512_cvtepi32_ps(levels), scale, bias)
 }
 
 #[inline(always)]
@@ -59,6 +59,7 @@ fn tail_mask(count: usize) -> __mmask16 {
 impl Simd for Avx512 {
     type F = __m512;
     type Block = [__m512; 2];
+    type Table = __m512;
 
     const LANES: usize = 16;
     const TILE: usize = 8;
@@ -148,40 +149,42 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn table<const FP4: bool>(scale: f32, bias: f32) -> __m512 {
+        if FP4 {
+            _mm512_mul_ps(_mm512_loadu_ps(FP4_LEVELS.as_ptr()), _mm512_set1_ps(scale))
+        } else {
+            let levels = _mm512_loadu_ps(LEVELS.as_ptr());
+            _mm512_fmadd_ps(levels, _mm512_set1_ps(scale), _mm512_set1_ps(bias))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn nibbles<const FP4: bool, const HALVES: bool>(
         from: *const u8,
-        scale: [f32; 2],
-        bias: f32,
+        tables: [__m512; 2],
     ) -> [__m512; 2] {
         let words = _mm512_broadcast_i32x4(_mm_loadu_si128(from.cast()));
         let shift = _mm512_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12);
         let first = _mm512_srlv_epi32(words, shift);
         let second = _mm512_srlv_epi32(words, _mm512_add_epi32(shift, _mm512_set1_epi32(16)));
-        // Dequantizes the 16 levels, then looks them up: a permute reads the low 4 bits of each lane.
-        let levels = _mm512_loadu_ps(if FP4 { FP4_LEVELS.as_ptr() } else { LEVELS.as_ptr() });
-        let table = if FP4 {
-            _mm512_mul_ps(levels, _mm512_set1_ps(scale[0]))
-        } else {
-            _mm512_fmadd_ps(levels, _mm512_set1_ps(scale[0]), _mm512_set1_ps(bias))
-        };
-        let mut block = [_mm512_permutexvar_ps(first, table), _mm512_permutexvar_ps(second, table)];
+        // A permute reads the low 4 bits of each lane.
+        let mut block = [_mm512_permutexvar_ps(first, tables[0]), _mm512_permutexvar_ps(second, tables[0])];
         if HALVES {
-            let table = _mm512_mul_ps(levels, _mm512_set1_ps(scale[1]));
-            block[0] = _mm512_mask_permutexvar_ps(block[0], UPPER, first, table);
-            block[1] = _mm512_mask_permutexvar_ps(block[1], UPPER, second, table);
+            block[0] = _mm512_mask_permutexvar_ps(block[0], UPPER, first, tables[1]);
+            block[1] = _mm512_mask_permutexvar_ps(block[1], UPPER, second, tables[1]);
         }
         block
     }
 
     #[inline(always)]
-    unsafe fn bytes(from: *const u8, scale: f32, bias: f32) -> [__m512; 2] {
+    unsafe fn bytes(from: *const u8, scale: __m512, bias: __m512) -> [__m512; 2] {
         let first = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()));
         let second = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.add(16).cast()));
         [affine(first, scale, bias), affine(second, scale, bias)]
     }
 
     #[inline(always)]
-    unsafe fn bits<const BITS: usize>(from: *const u8, scale: f32, bias: f32) -> [__m512; 2] {
+    unsafe fn bits<const BITS: usize>(from: *const u8, scale: __m512, bias: __m512) -> [__m512; 2] {
         let (bytes, shifts) = const { bit_fields(BITS) };
         let bytes = _mm512_loadu_si512(bytes.as_ptr().cast());
         let shifts = _mm512_loadu_si512(shifts.as_ptr().cast());
@@ -198,7 +201,7 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn fp8s(from: *const u8, scale: f32) -> [__m512; 2] {
+    unsafe fn fp8s(from: *const u8, scale: __m512) -> [__m512; 2] {
         let mut block = [_mm512_setzero_ps(); 2];
         for (half, block) in block.iter_mut().enumerate() {
             let codes = _mm256_cvtepu8_epi16(_mm_loadu_si128(from.add(half * 16).cast()));
@@ -207,7 +210,7 @@ impl Simd for Avx512 {
             let sign = _mm256_and_si256(shifted, _mm256_set1_epi16(0x4000));
             let halves = _mm512_cvtph_ps(_mm256_add_epi16(shifted, sign));
             let values = _mm512_mul_ps(halves, _mm512_set1_ps(256.0));
-            *block = _mm512_mul_ps(values, _mm512_set1_ps(scale));
+            *block = _mm512_mul_ps(values, scale);
         }
         block
     }
@@ -228,6 +231,23 @@ impl Simd for Avx512 {
             let values = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from.add(index).cast()));
             let values = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(values));
             _mm512_mask_storeu_ps(to.add(index), mask, values);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scales_f16(from: *const u16, count: usize, to: *mut f32) {
+        for index in (0..count).step_by(16) {
+            let values = _mm256_maskz_loadu_epi16(tail_mask(count - index), from.add(index).cast());
+            _mm512_storeu_ps(to.add(index), _mm512_cvtph_ps(values));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scales_bf16(from: *const u16, count: usize, to: *mut f32) {
+        for index in (0..count).step_by(16) {
+            let values = _mm256_maskz_loadu_epi16(tail_mask(count - index), from.add(index).cast());
+            let values = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(values));
+            _mm512_storeu_ps(to.add(index), _mm512_castsi512_ps(values));
         }
     }
 

@@ -42,6 +42,8 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     type F: Copy;
     /// 32 f32.
     type Block: Copy;
+    /// What the 16 values of a nibble stand for.
+    type Table: Copy;
 
     /// f32 in a vector.
     const LANES: usize;
@@ -76,24 +78,38 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn f16s(from: *const u16) -> Self::Block;
     /// 32 bf16.
     unsafe fn bf16s(from: *const u16) -> Self::Block;
-    /// 16 bytes of affine 4-bit levels, or with `FP4` of 4-bit floats (then without `bias`), in
-    /// [`NIBBLE_ORDER`](Self::NIBBLE_ORDER). `scale` and `bias` are for the first and the last 16 elements.
+    /// What the nibbles of a group stand for: affine levels, or with `FP4` 4-bit floats (then without `bias`).
+    unsafe fn table<const FP4: bool>(scale: f32, bias: f32) -> Self::Table;
+    /// 16 bytes of nibbles in [`NIBBLE_ORDER`](Self::NIBBLE_ORDER); with `HALVES` the first 16 elements are of one
+    /// group and the last of another.
     unsafe fn nibbles<const FP4: bool, const HALVES: bool>(
         from: *const u8,
-        scale: [f32; 2],
-        bias: f32,
+        tables: [Self::Table; 2],
     ) -> Self::Block;
     /// 32 bytes of affine 8-bit levels.
-    unsafe fn bytes(from: *const u8, scale: f32, bias: f32) -> Self::Block;
+    unsafe fn bytes(from: *const u8, scale: Self::F, bias: Self::F) -> Self::Block;
     /// `4 * BITS` bytes of affine levels of `BITS` (2 to 8) bits.
-    unsafe fn bits<const BITS: usize>(from: *const u8, scale: f32, bias: f32) -> Self::Block;
+    unsafe fn bits<const BITS: usize>(from: *const u8, scale: Self::F, bias: Self::F) -> Self::Block;
     /// 32 bytes of 8-bit floats (e4m3).
-    unsafe fn fp8s(from: *const u8, scale: f32) -> Self::Block;
+    unsafe fn fp8s(from: *const u8, scale: Self::F) -> Self::Block;
 
     /// Converts `count` f16.
     unsafe fn widen_f16(from: *const u16, count: usize, to: *mut f32);
     /// Converts `count` bf16.
     unsafe fn widen_bf16(from: *const u16, count: usize, to: *mut f32);
+    /// Converts `count` f16, and may write up to 15 values more: whole vectors can be read again at once, parts of
+    /// them only after they have reached the cache.
+    #[inline(always)]
+    unsafe fn scales_f16(from: *const u16, count: usize, to: *mut f32) {
+        // SAFETY: the caller's promise.
+        unsafe { Self::widen_f16(from, count, to) };
+    }
+    /// Converts `count` bf16, and may write up to 15 values more.
+    #[inline(always)]
+    unsafe fn scales_bf16(from: *const u16, count: usize, to: *mut f32) {
+        // SAFETY: the caller's promise.
+        unsafe { Self::widen_bf16(from, count, to) };
+    }
     /// Rounds to f16, to nearest even.
     unsafe fn narrow_f16(from: &[f32], to: *mut u16);
     /// Rounds to bf16, to nearest even.

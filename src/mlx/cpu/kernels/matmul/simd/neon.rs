@@ -22,8 +22,8 @@ unsafe fn enter<K: Kernel<Neon>>(kernel: &K, task: usize) {
 }
 
 #[inline(always)]
-unsafe fn affine(levels: uint32x4_t, scale: f32, bias: f32) -> float32x4_t {
-    vfmaq_f32(vdupq_n_f32(bias), vcvtq_f32_u32(levels), vdupq_n_f32(scale))
+unsafe fn affine(levels: uint32x4_t, scale: float32x4_t, bias: float32x4_t) -> float32x4_t {
+    vfmaq_f32(bias, vcvtq_f32_u32(levels), scale)
 }
 
 /// 16 bytes as four vectors of 32-bit integers.
@@ -55,6 +55,8 @@ unsafe fn fp4_doubled(codes: uint8x16_t) -> [float32x4_t; 4] {
 impl Simd for Neon {
     type F = float32x4_t;
     type Block = [float32x4_t; VECTORS];
+    /// Scale and bias.
+    type Table = (float32x4_t, float32x4_t);
 
     const LANES: usize = 4;
     const TILE: usize = 8;
@@ -150,10 +152,14 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    unsafe fn table<const FP4: bool>(scale: f32, bias: f32) -> Self::Table {
+        (vdupq_n_f32(scale), vdupq_n_f32(bias))
+    }
+
+    #[inline(always)]
     unsafe fn nibbles<const FP4: bool, const HALVES: bool>(
         from: *const u8,
-        scale: [f32; 2],
-        bias: f32,
+        tables: [Self::Table; 2],
     ) -> Self::Block {
         let packed = vld1q_u8(from);
         let mut block = [vdupq_n_f32(0.0); VECTORS];
@@ -162,13 +168,13 @@ impl Simd for Neon {
         {
             if FP4 {
                 for (index, doubled) in fp4_doubled(codes).into_iter().enumerate() {
-                    let scale = scale[if HALVES { index / 2 } else { 0 }];
+                    let (scale, _) = tables[if HALVES { index / 2 } else { 0 }];
                     let value = vmulq_f32(doubled, vdupq_n_f32(0.5));
-                    block[half * 4 + index] = vmulq_f32(value, vdupq_n_f32(scale));
+                    block[half * 4 + index] = vmulq_f32(value, scale);
                 }
             } else {
                 for (index, levels) in widen_bytes(codes).into_iter().enumerate() {
-                    block[half * 4 + index] = affine(levels, scale[0], bias);
+                    block[half * 4 + index] = affine(levels, tables[0].0, tables[0].1);
                 }
             }
         }
@@ -176,7 +182,7 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    unsafe fn bytes(from: *const u8, scale: f32, bias: f32) -> Self::Block {
+    unsafe fn bytes(from: *const u8, scale: float32x4_t, bias: float32x4_t) -> Self::Block {
         let mut block = [vdupq_n_f32(0.0); VECTORS];
         for half in 0..2 {
             for (index, levels) in widen_bytes(vld1q_u8(from.add(half * 16))).into_iter().enumerate() {
@@ -187,7 +193,7 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    unsafe fn bits<const BITS: usize>(from: *const u8, scale: f32, bias: f32) -> Self::Block {
+    unsafe fn bits<const BITS: usize>(from: *const u8, scale: float32x4_t, bias: float32x4_t) -> Self::Block {
         let (bytes, shifts) = const { bit_fields(BITS) };
         let mask = vdupq_n_u32((1 << BITS) - 1);
         let mut block = [vdupq_n_f32(0.0); VECTORS];
@@ -207,7 +213,7 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    unsafe fn fp8s(from: *const u8, scale: f32) -> Self::Block {
+    unsafe fn fp8s(from: *const u8, scale: float32x4_t) -> Self::Block {
         let mut halves = [0u16; BLOCK];
         for (index, half) in halves.iter_mut().enumerate() {
             let code = u16::from(*from.add(index));
@@ -215,7 +221,7 @@ impl Simd for Neon {
         }
         let mut block = Self::f16s(halves.as_ptr());
         for vector in &mut block {
-            *vector = vmulq_f32(vmulq_f32(*vector, vdupq_n_f32(256.0)), vdupq_n_f32(scale));
+            *vector = vmulq_f32(vmulq_f32(*vector, vdupq_n_f32(256.0)), scale);
         }
         block
     }

@@ -33,6 +33,8 @@ fn fp4(code: u8) -> f32 {
 impl Simd for Plain {
     type F = [f32; LANES];
     type Block = [f32; BLOCK];
+    /// Scale and bias.
+    type Table = (f32, f32);
 
     const LANES: usize = LANES;
     const TILE: usize = 4;
@@ -120,15 +122,19 @@ impl Simd for Plain {
     }
 
     #[inline(always)]
+    unsafe fn table<const FP4: bool>(scale: f32, bias: f32) -> (f32, f32) {
+        (scale, bias)
+    }
+
+    #[inline(always)]
     unsafe fn nibbles<const FP4: bool, const HALVES: bool>(
         from: *const u8,
-        scale: [f32; 2],
-        bias: f32,
+        tables: [(f32, f32); 2],
     ) -> [f32; BLOCK] {
         let mut block = [0.0; BLOCK];
         for byte in 0..BLOCK / 2 {
             let codes = *from.add(byte);
-            let scale = scale[if HALVES { byte / 8 } else { 0 }];
+            let (scale, bias) = tables[if HALVES { byte / 8 } else { 0 }];
             for (half, code) in [codes & 15, codes >> 4].into_iter().enumerate() {
                 block[byte + half * BLOCK / 2] =
                     if FP4 { fp4(code) * scale } else { f32::from(code) * scale + bias };
@@ -138,16 +144,16 @@ impl Simd for Plain {
     }
 
     #[inline(always)]
-    unsafe fn bytes(from: *const u8, scale: f32, bias: f32) -> [f32; BLOCK] {
+    unsafe fn bytes(from: *const u8, scale: Self::F, bias: Self::F) -> [f32; BLOCK] {
         let mut block = [0.0; BLOCK];
         for (index, value) in block.iter_mut().enumerate() {
-            *value = f32::from(*from.add(index)) * scale + bias;
+            *value = f32::from(*from.add(index)) * scale[0] + bias[0];
         }
         block
     }
 
     #[inline(always)]
-    unsafe fn bits<const BITS: usize>(from: *const u8, scale: f32, bias: f32) -> [f32; BLOCK] {
+    unsafe fn bits<const BITS: usize>(from: *const u8, scale: Self::F, bias: Self::F) -> [f32; BLOCK] {
         let mut block = [0.0; BLOCK];
         for eight in 0..BLOCK / 8 {
             let mut stream = [0u8; 8];
@@ -155,17 +161,17 @@ impl Simd for Plain {
             let stream = u64::from_le_bytes(stream);
             for index in 0..8 {
                 let level = (stream >> (index * BITS)) & ((1 << BITS) - 1);
-                block[eight * 8 + index] = level as f32 * scale + bias;
+                block[eight * 8 + index] = level as f32 * scale[0] + bias[0];
             }
         }
         block
     }
 
     #[inline(always)]
-    unsafe fn fp8s(from: *const u8, scale: f32) -> [f32; BLOCK] {
+    unsafe fn fp8s(from: *const u8, scale: Self::F) -> [f32; BLOCK] {
         let mut block = [0.0; BLOCK];
         for (index, value) in block.iter_mut().enumerate() {
-            *value = e4m3(*from.add(index)) * scale;
+            *value = e4m3(*from.add(index)) * scale[0];
         }
         block
     }
