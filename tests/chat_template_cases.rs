@@ -1,5 +1,7 @@
 //! Faults that other engines had with chat templates, and templates that mean harm.
 
+#![allow(clippy::unwrap_used, reason = "a corpus that cannot be read fails the test")]
+
 use std::path::Path;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -55,7 +57,7 @@ fn fromjson_reads_tool_arguments_of_earlier_turns() {
     let prompt = template.render(&RenderRequest::new(&messages)).unwrap();
     assert_eq!(prompt, "b=[1, 2.0];a=None;");
     let error = render("{{ 'not json' | fromjson }}").unwrap_err();
-    assert!(error.to_string().contains("cannot parse 'not json' as JSON"), "{error}");
+    assert!(error.to_string().contains("cannot parse \"not json\" as JSON"), "{error}");
 }
 
 #[test]
@@ -143,6 +145,18 @@ fn templates_that_loop_too_long_are_stopped() {
         "{% set s = 'a b' * 100000 %}{% for i in range(99999) %}{% set t = s.split() %}{% endfor %}",
         "{% set s = 'ab' * 100000 %}{% for i in range(99999) %}{% if s == s ~ '' %}{% endif %}{% endfor %}",
         "{% set l = range(9999) | list %}{% for i in range(99999) %}{% if l == l[:] %}{% endif %}{% endfor %}",
+        "{% set l = range(9999) | list %}{% set m = l[:] %}{% for i in range(99999) %}{% if l == m %}{% endif %}{% endfor %}",
+        "{% set l = range(9999) | list %}{% set m = [l[:], l[:]] %}{% for i in range(99999) %}{{ loop.changed(m[i % 2]) }}{% endfor %}",
+        "{% set s = 'ab' * 100000 %}{% set t = s ~ '' %}{% for i in range(99999) %}{% if s == t %}{% endif %}{% endfor %}",
+        "{% set s = 'ab' * 100000 %}{% set t = s ~ '' %}{% for i in range(99999) %}{% if s < t %}{% endif %}{% endfor %}",
+        "{% set ns = namespace(x=1) %}{% for i in range(90) %}{% set ns.x = (ns.x, ns.x) %}{% endfor %}{{ ns.x }}",
+        "{% set ns = namespace(x=1) %}{% for i in range(90) %}{% set ns.x = (ns.x, ns.x) %}{% endfor %}{{ ns.x | string }}",
+        "{% set ns = namespace(x=1) %}{% for i in range(90) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x | tojson }}",
+        "{% set ns = namespace(x=1) %}{% for i in range(90) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x ~ '' }}",
+        "{% set ns = namespace(x=1) %}{% for i in range(90) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ '%s' % (ns.x,) }}{{ 1/0 }}",
+        "{% set ns = namespace(x=1, y=1) %}{% for i in range(90) %}{% set ns.x = (ns.x, ns.x) %}{% set ns.y = (ns.y, ns.y) %}{% endfor %}{{ ns.x == ns.y }}",
+        "{% set ns = namespace(x=1, y=1) %}{% for i in range(90) %}{% set ns.x = (ns.x, ns.x) %}{% set ns.y = (ns.y, ns.y) %}{% endfor %}{{ ns.x < ns.y }}",
+        "{% set ns = namespace(x=1, y=1) %}{% for i in range(90) %}{% set ns.x = (ns.x, ns.x) %}{% set ns.y = (ns.y, ns.y) %}{% endfor %}{{ {ns.x: 1}[ns.y] }}{{ 1/0 }}",
         "{% set l = range(9999) | list %}{% for i in l %}{% set u = l | unique | list %}{% endfor %}",
         "{% set l = range(9999) | list %}{% for i in range(99999) %}{% set t = l | string | length %}{% endfor %}",
         "{% set l = range(9999) | list %}{% for i in range(99999) %}{% set t = l ~ '' %}{% endfor %}",

@@ -109,7 +109,7 @@ fn build() -> Environment<'static> {
     add_function(&mut env, "raise_exception", |_, args| {
         let [message] = bind("raise_exception", args, ["message"])?;
         let message = required("raise_exception", "message", message)?;
-        let message = python_repr::to_str(&message);
+        let message = python_repr::to_str(&message)?;
         Err(error(message.clone()).with_source(RaisedByTemplate(message)))
     });
     set_clock(&mut env, None);
@@ -158,8 +158,8 @@ fn range(_: &State, args: &[Value]) -> Result<Value, Error> {
     let first = integer(&required("range", "stop", first)?)?;
     let step = step.as_ref().map_or(Ok(1), integer)?;
     match second {
-        Some(stop) => PyRange::new(first, integer(&stop)?, step),
-        None => PyRange::new(0, first, step),
+        Some(stop) => PyRange::between(first, integer(&stop)?, step),
+        None => PyRange::between(0, first, step),
     }
 }
 
@@ -185,5 +185,5 @@ fn dict(state: &State, args: &[Value]) -> Result<Value, Error> {
     }
     entries.extend(keywords.into_iter().map(|(name, value)| (Value::from(name), value)));
     values::charge_items(state, entries.len() * 2)?;
-    PyDict::new(entries)
+    PyDict::from_pairs(entries)
 }

@@ -43,19 +43,19 @@ pub(super) fn register(env: &mut Environment<'static>) {
         }
         let mut items = iterate(state, &value)?;
         items.reverse();
-        PyGenerator::new(items)
+        PyGenerator::over(items)
     });
     add_filter(env, "join", join);
     add_filter(env, "items", |state, args| {
         let [value] = bind("items", args, ["value"])?;
         let value = required("items", "value", value)?;
         if value.is_undefined() {
-            return PyGenerator::new(Vec::new());
+            return PyGenerator::over(Vec::new());
         }
         let Some(dict) = value.downcast_object_ref::<PyDict>() else {
             return Err(error("can only get item pairs from a mapping"));
         };
-        PyGenerator::new(pairs(state, dict)?)
+        PyGenerator::over(pairs(state, dict)?)
     });
     add_filter(env, "dictsort", dictsort);
     add_filter(env, "sort", sort);
@@ -158,7 +158,7 @@ fn folded(value: &Value, case_sensitive: bool) -> Value {
 fn join(state: &State, args: &[Value]) -> Result<Value, Error> {
     let [value, separator, attribute] = bind("join", args, ["value", "d", "attribute"])?;
     let value = required("join", "value", value)?;
-    let separator = separator.map_or_else(String::new, |d| super::python_repr::to_str(&d));
+    let separator = separator.map_or_else(|| Ok(String::new()), |d| text_of(state, &d))?;
     let mut joined = String::new();
     for (index, item) in iterate(state, &value)?.iter().enumerate() {
         let item = match &attribute {
@@ -204,7 +204,7 @@ fn sort_keyed(state: &State, mut keyed: Vec<(Value, Value)>, reverse: bool) -> R
     if reverse {
         keyed.reverse();
     }
-    let mut sorted = merge_sort(keyed, &mut |a, b| less_than(&a.0, &b.0))?;
+    let mut sorted = merge_sort(keyed, &mut |a, b| less_than(state, &a.0, &b.0))?;
     if reverse {
         sorted.reverse();
     }
@@ -254,14 +254,14 @@ fn unique(state: &State, args: &[Value]) -> Result<Value, Error> {
         charge_items(state, seen.len())?;
         let mut known = false;
         for other in &seen {
-            known = known || equal(other, &key)?;
+            known = known || equal(state, other, &key)?;
         }
         if !known {
             seen.push(key);
             kept.push(item);
         }
     }
-    PyGenerator::new(kept)
+    PyGenerator::over(kept)
 }
 
 fn groupby(state: &State, args: &[Value]) -> Result<Value, Error> {
@@ -280,14 +280,14 @@ fn groupby(state: &State, args: &[Value]) -> Result<Value, Error> {
         let item = get_item(&entry, &Value::from(1))?;
         let sort_key = folded(&key, case_sensitive);
         match groups.last_mut() {
-            Some((last, _, items)) if equal(last, &sort_key)? => items.push(item),
+            Some((last, _, items)) if equal(state, last, &sort_key)? => items.push(item),
             _ => groups.push((sort_key, key, vec![item])),
         }
     }
     PySeq::list(
         groups
             .into_iter()
-            .map(|(_, key, items)| PyGroup::new(key, PySeq::list(items)?))
+            .map(|(_, key, items)| PyGroup::pair(key, PySeq::list(items)?))
             .collect::<Result<_, _>>()?,
     )
 }
@@ -325,7 +325,7 @@ fn map(state: &mut State, args: &[Value]) -> Result<Value, Error> {
         }
         (None, None) => return Err(error("map requires a filter argument")),
     }
-    PyGenerator::new(mapped)
+    PyGenerator::over(mapped)
 }
 
 fn select(
@@ -363,7 +363,7 @@ fn select(
             kept.push(item);
         }
     }
-    PyGenerator::new(kept)
+    PyGenerator::over(kept)
 }
 
 fn extreme(state: &State, name: &str, args: &[Value], smallest: bool) -> Result<Value, Error> {
@@ -378,8 +378,8 @@ fn extreme(state: &State, name: &str, args: &[Value], smallest: bool) -> Result<
         let key = folded(&key, case_sensitive);
         let better = match &best {
             None => true,
-            Some((best, _)) if smallest => less_than(&key, best)?,
-            Some((best, _)) => less_than(best, &key)?,
+            Some((best, _)) if smallest => less_than(state, &key, best)?,
+            Some((best, _)) => less_than(state, best, &key)?,
         };
         if better {
             best = Some((key, item));
@@ -402,7 +402,7 @@ fn batch(state: &State, args: &[Value]) -> Result<Value, Error> {
         }
         batches.push(PySeq::list(batch)?);
     }
-    PyGenerator::new(batches)
+    PyGenerator::over(batches)
 }
 
 fn slice(state: &State, args: &[Value]) -> Result<Value, Error> {
@@ -426,5 +426,5 @@ fn slice(state: &State, args: &[Value]) -> Result<Value, Error> {
         }
         slices.push(PySeq::list(slice)?);
     }
-    PyGenerator::new(slices)
+    PyGenerator::over(slices)
 }

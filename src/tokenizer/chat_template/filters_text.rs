@@ -72,7 +72,7 @@ pub(super) fn register(env: &mut Environment<'static>) {
             Some((text, rest)) if keywords.is_empty() => printf(state, &text_of(state, text)?, rest),
             Some((text, [])) => {
                 let named =
-                    PyDict::new(keywords.into_iter().map(|(name, value)| (Value::from(name), value)))?;
+                    PyDict::from_pairs(keywords.into_iter().map(|(name, value)| (Value::from(name), value)))?;
                 printf(state, &text_of(state, text)?, &[named])
             }
             _ => Err(error("can't handle positional and keyword arguments at the same time")),
@@ -185,7 +185,7 @@ fn truncate(state: &State, args: &[Value]) -> Result<Value, Error> {
     let [value, length, kill_words, end, leeway] =
         bind("truncate", args, ["s", "length", "killwords", "end", "leeway"])?;
     let text = text_of(state, &required("truncate", "s", value)?)?;
-    let end = end.map_or_else(|| "...".to_owned(), |end| super::python_repr::to_str(&end));
+    let end = end.map_or_else(|| Ok("...".to_owned()), |end| text_of(state, &end))?;
     let count = |value: Option<Value>, default: usize| {
         let value = optional_integer(value)?;
         Ok::<_, Error>(value.map_or(default, |value| usize::try_from(value).unwrap_or(0)))

@@ -74,7 +74,7 @@ pub(super) fn call_dict(
         "items" | "keys" | "values" => {
             let [] = bind(method, args, [])?;
             super::values::charge_items(state, dict.entries().len() * 4)?;
-            PyView::new(
+            PyView::of(
                 match method {
                     "items" => ViewKind::Items,
                     "keys" => ViewKind::Keys,
@@ -116,7 +116,7 @@ pub(super) fn call_seq(
             super::values::charge_items(state, seq.items.len())?;
             let mut count = 0;
             for candidate in &seq.items {
-                count += i64::from(operators::equal(candidate, &item)?);
+                count += i64::from(operators::equal(state, candidate, &item)?);
             }
             Ok(Value::from(count))
         }
@@ -128,7 +128,7 @@ pub(super) fn call_seq(
             let stop = optional_integer(stop)?.map_or(len, |stop| clamp_index(stop, len));
             super::values::charge_items(state, len)?;
             for (index, candidate) in seq.items.iter().enumerate().take(stop).skip(start) {
-                if operators::equal(candidate, &item)? {
+                if operators::equal(state, candidate, &item)? {
                     return Ok(Value::from(index));
                 }
             }

@@ -5,7 +5,7 @@
 //! here, whose names start with two underscores.
 
 use minijinja::formatting::{FormatStyle, format};
-use minijinja::value::{DynObject, ValueKind};
+use minijinja::value::ValueKind;
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
 use super::arguments::integer;
@@ -24,11 +24,15 @@ pub(super) fn register(env: &mut Environment<'static>) {
     add_function(env, "__list", |state, args| PySeq::list(literal_items(state, args)?));
     add_function(env, "__tuple", |state, args| PySeq::tuple(literal_items(state, args)?));
     add_function(env, "__dict", |state, args| {
-        let map = args.first().and_then(Value::as_object);
-        let pairs = map.and_then(DynObject::try_iter_pairs);
-        let pairs: Vec<_> = pairs.into_iter().flatten().collect();
-        charge_items(state, pairs.len() * 2)?;
-        PyDict::new(pairs)
+        // Keys and values take turns in a list; a map would hash the keys, however large.
+        let items = literal_items(state, args)?;
+        let pairs = items.chunks_exact(2).filter_map(|pair| match pair {
+            [key, value] => Some((key.clone(), value.clone())),
+            _ => None,
+        });
+        let pairs: Vec<_> = pairs.collect();
+        pairs.iter().try_for_each(|(key, _)| values::check_hashable(key))?;
+        PyDict::from_pairs(pairs)
     });
     add_function(env, "__storable", |_, args| {
         let value = args.first().cloned().unwrap_or_default();
@@ -107,8 +111,7 @@ fn concat(state: &State, args: &[Value]) -> Result<Value, Error> {
     let mut text = String::new();
     for value in args {
         let before = text.len();
-        // Writing to a String cannot fail.
-        let _ = write_str(&mut text, value);
+        write_str(&mut text, value).map_err(|_| too_large("~"))?;
         charge(state, text.len() - before)?;
     }
     Ok(Value::from(text))
@@ -173,7 +176,7 @@ pub(super) fn add(state: &State, left: &Value, right: &Value) -> Result<Value, E
         && a.kind == b.kind
     {
         charge_items(state, a.items.len() + b.items.len())?;
-        return PySeq::new(a.kind, [a.items.as_slice(), &b.items].concat());
+        return PySeq::build(a.kind, [a.items.as_slice(), &b.items].concat());
     }
     match (Number::of(left), Number::of(right)) {
         (Some(Number::Int(a)), Some(Number::Int(b))) => {
@@ -214,7 +217,7 @@ fn repeat(state: &State, value: &Value, count: i128) -> Result<Option<Value>, Er
         charge_items(state, checked(seq.items.len())?)?;
         let items = seq.items.iter().cloned().cycle();
         let items = items.take(seq.items.len() * count).collect();
-        return PySeq::new(seq.kind, items).map(Some);
+        return PySeq::build(seq.kind, items).map(Some);
     }
     Ok(None)
 }
@@ -290,25 +293,29 @@ fn compare_chain(state: &State, args: &[Value]) -> Result<Value, Error> {
 /// Applies one of Jinja's comparison operators.
 pub(super) fn compare(state: &State, left: &Value, operator: &str, right: &Value) -> Result<bool, Error> {
     match operator {
-        "==" => equal(left, right),
-        "!=" => equal(left, right).map(|equal| !equal),
-        "<" => ordered(operator, left, right),
-        "<=" => ordered(operator, left, right),
-        ">" => ordered(operator, left, right),
-        ">=" => ordered(operator, left, right),
+        "==" => equal(state, left, right),
+        "!=" => equal(state, left, right).map(|equal| !equal),
+        "<" => ordered(state, operator, left, right),
+        "<=" => ordered(state, operator, left, right),
+        ">" => ordered(state, operator, left, right),
+        ">=" => ordered(state, operator, left, right),
         "in" => contains(state, right, left),
         _ => contains(state, right, left).map(|found| !found),
     }
 }
 
 /// `left == right`.
-pub(super) fn equal(left: &Value, right: &Value) -> Result<bool, Error> {
+pub(super) fn equal(state: &State, left: &Value, right: &Value) -> Result<bool, Error> {
+    if left.as_object().is_some() && values::is_same(left, right) {
+        return Ok(true);
+    }
     if let (Some(a), Some(b)) = (left.downcast_object_ref::<PySeq>(), right.downcast_object_ref::<PySeq>()) {
         if a.kind != b.kind || a.items.len() != b.items.len() {
             return Ok(false);
         }
+        state.consume_fuel(1 + a.items.len() as u64 / 8)?;
         for (a, b) in a.items.iter().zip(&b.items) {
-            if !equal(a, b)? {
+            if !equal(state, a, b)? {
                 return Ok(false);
             }
         }
@@ -319,9 +326,10 @@ pub(super) fn equal(left: &Value, right: &Value) -> Result<bool, Error> {
         if a.entries().len() != b.entries().len() {
             return Ok(false);
         }
+        state.consume_fuel(1 + a.entries().len() as u64 / 8)?;
         for (key, value) in a.entries() {
             match b.get(key) {
-                Some(other) if equal(value, &other)? => {}
+                Some(other) if equal(state, value, &other)? => {}
                 _ => return Ok(false),
             }
         }
@@ -334,22 +342,34 @@ pub(super) fn equal(left: &Value, right: &Value) -> Result<bool, Error> {
                 _ => values::is_same(left, right),
             })
         }
-        (None, None) => Ok(left == right),
+        (None, None) => {
+            charge_text(state, left, right)?;
+            Ok(left == right)
+        }
         _ => Ok(false),
     }
 }
 
-/// `left < right`.
-pub(super) fn less_than(left: &Value, right: &Value) -> Result<bool, Error> {
-    ordered("<", left, right)
+/// Pays for comparing two strings.
+fn charge_text(state: &State, left: &Value, right: &Value) -> Result<(), Error> {
+    match (left.as_str(), right.as_str()) {
+        (Some(left), Some(right)) => charge(state, left.len().min(right.len())),
+        _ => Ok(()),
+    }
 }
 
-fn ordered(operator: &str, left: &Value, right: &Value) -> Result<bool, Error> {
+/// `left < right`.
+pub(super) fn less_than(state: &State, left: &Value, right: &Value) -> Result<bool, Error> {
+    ordered(state, "<", left, right)
+}
+
+fn ordered(state: &State, operator: &str, left: &Value, right: &Value) -> Result<bool, Error> {
     use std::cmp::Ordering;
     let ordering = match (Number::of(left), Number::of(right)) {
         (Some(Number::Int(a)), Some(Number::Int(b))) => Some(a.cmp(&b)),
         (Some(a), Some(b)) => a.as_f64().partial_cmp(&b.as_f64()),
         _ if left.kind() == ValueKind::String && right.kind() == ValueKind::String => {
+            charge_text(state, left, right)?;
             Some(left.as_str().cmp(&right.as_str()))
         }
         _ => {
@@ -357,9 +377,10 @@ fn ordered(operator: &str, left: &Value, right: &Value) -> Result<bool, Error> {
                 (left.downcast_object_ref::<PySeq>(), right.downcast_object_ref::<PySeq>())
                 && a.kind == b.kind
             {
+                state.consume_fuel(1 + a.items.len() as u64 / 8)?;
                 for (a, b) in a.items.iter().zip(&b.items) {
-                    if !equal(a, b)? {
-                        return ordered(operator, a, b);
+                    if !equal(state, a, b)? {
+                        return ordered(state, operator, a, b);
                     }
                 }
                 Some(a.items.len().cmp(&b.items.len()))
@@ -411,7 +432,7 @@ pub(super) fn contains(state: &State, container: &Value, item: &Value) -> Result
     if let Some(items) = items {
         charge_items(state, items.len())?;
         for candidate in items {
-            if equal(candidate, item)? {
+            if equal(state, candidate, item)? {
                 return Ok(true);
             }
         }
@@ -422,7 +443,7 @@ pub(super) fn contains(state: &State, container: &Value, item: &Value) -> Result
         if index % 64 == 0 {
             charge_items(state, 64)?;
         }
-        if equal(&candidate, item)? {
+        if equal(state, &candidate, item)? {
             return Ok(true);
         }
     }
@@ -475,7 +496,7 @@ pub(super) fn slice(state: &State, value: &Value, bounds: &[Value]) -> Result<Va
         items.push(object.get_value(&Value::from(index)).unwrap_or_default());
     }
     charge_items(state, items.len())?;
-    PySeq::new(kind, items)
+    PySeq::build(kind, items)
 }
 
 /// The indices a slice visits, by the rules of `slice.indices`.
@@ -508,7 +529,7 @@ pub(super) fn get_item(container: &Value, key: &Value) -> Result<Value, Error> {
 
 /// `str(value)`, paid for.
 pub(super) fn text_of(state: &State, value: &Value) -> Result<String, Error> {
-    let text = to_str(value);
+    let text = to_str(value)?;
     charge(state, text.len())?;
     Ok(text)
 }

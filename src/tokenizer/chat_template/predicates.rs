@@ -11,7 +11,8 @@ use super::values::{self, PyDict, error, type_name};
 
 /// Registers the tests that minijinja lacks or understands differently.
 pub(super) fn register(env: &mut Environment<'static>) {
-    let unary: [(&'static str, fn(&Value) -> bool); 12] = [
+    type Predicate = fn(&Value) -> bool;
+    let unary: [(&'static str, Predicate); 12] = [
         ("defined", |value| !value.is_undefined()),
         ("undefined", Value::is_undefined),
         ("none", Value::is_none),

@@ -7,7 +7,7 @@ use minijinja::{Error, State, Value};
 
 use super::arguments::{bind, flag, required};
 use super::operators;
-use super::python_repr::{float_repr, to_repr};
+use super::python_repr::float_repr;
 use super::python_sort;
 use super::values::{self, PyDict, PyGroup, PySeq, charge, error, type_name};
 
@@ -135,7 +135,8 @@ impl Writer<'_, '_, '_> {
             return Ok(());
         }
         if self.layout.sort_keys {
-            entries = python_sort::merge_sort(entries, &mut |a, b| operators::less_than(&a.0, &b.0))?;
+            entries =
+                python_sort::merge_sort(entries, &mut |a, b| operators::less_than(self.state, &a.0, &b.0))?;
         }
         self.out.push('{');
         for (index, (key, value)) in entries.iter().enumerate() {
@@ -228,14 +229,13 @@ pub(super) fn fromjson(state: &State, args: &[Value]) -> Result<Value, Error> {
     };
     charge(state, text.len().saturating_mul(4))?;
     let json = serde_json::from_str(text)
-        .map_err(|cause| error(format!("cannot parse {} as JSON: {cause}", excerpt(&value))))?;
+        .map_err(|cause| error(format!("cannot parse {} as JSON: {cause}", excerpt(text))))?;
     values::from_json(&json)
 }
 
-fn excerpt(value: &Value) -> String {
-    let repr = to_repr(value);
-    match repr.char_indices().nth(60) {
-        Some((end, _)) => format!("{}...", &repr[..end]),
-        None => repr,
+fn excerpt(text: &str) -> String {
+    match text.char_indices().nth(60) {
+        Some((end, _)) => format!("{:?}...", &text[..end]),
+        None => format!("{text:?}"),
     }
 }

@@ -2,20 +2,36 @@
 
 use std::fmt::{self, Write};
 
-use minijinja::Value;
 use minijinja::value::ValueKind;
+use minijinja::{Error, Value};
 
-use super::values::{PyDict, PyGroup, PyRange, PySeq, PyView, SeqKind, is_namespace};
+use super::values::{PyDict, PyGroup, PyRange, PySeq, PyView, SeqKind, error, is_namespace};
 
-/// `str(value)`: strings as they are, undefined as nothing, everything else as its repr.
-pub(super) fn to_str(value: &Value) -> String {
-    let mut text = String::new();
-    // Writing to a String cannot fail.
-    let _ = write_str(&mut text, value);
-    text
+/// The longest text that one value may print as. A list may hold another many times over, so a small value can have
+/// an endless repr.
+const MAX_TEXT: usize = 4 << 20;
+
+/// Passes text on up to a number of bytes, then fails.
+struct Bounded<'a> {
+    out: &'a mut dyn Write,
+    left: usize,
 }
 
-/// Writes `str(value)`.
+impl Write for Bounded<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.left = self.left.checked_sub(text.len()).ok_or(fmt::Error)?;
+        self.out.write_str(text)
+    }
+}
+
+/// `str(value)`: strings as they are, undefined as nothing, everything else as its repr.
+pub(super) fn to_str(value: &Value) -> Result<String, Error> {
+    let mut text = String::new();
+    write_str(&mut text, value).map_err(|_| error("a value prints as too long a text"))?;
+    Ok(text)
+}
+
+/// Writes `str(value)`; fails when that is too long.
 pub(super) fn write_str(out: &mut dyn Write, value: &Value) -> fmt::Result {
     match value.kind() {
         ValueKind::Undefined => Ok(()),
@@ -24,15 +40,20 @@ pub(super) fn write_str(out: &mut dyn Write, value: &Value) -> fmt::Result {
     }
 }
 
-/// `repr(value)`.
-pub(super) fn to_repr(value: &Value) -> String {
-    let mut text = String::new();
-    let _ = write_repr(&mut text, value);
-    text
+/// Writes `repr(value)`; fails when that is too long.
+pub(super) fn write_repr(out: &mut dyn Write, value: &Value) -> fmt::Result {
+    write_value(&mut Bounded { out, left: MAX_TEXT }, value)
 }
 
-/// Writes `repr(value)`.
-pub(super) fn write_repr(out: &mut dyn Write, value: &Value) -> fmt::Result {
+/// Writes `repr(value)` for a formatter, where failing means a panic: what is too long is cut off.
+pub(super) fn render(f: &mut fmt::Formatter<'_>, value: &Value) -> fmt::Result {
+    match write_repr(f, value) {
+        Ok(()) => Ok(()),
+        Err(fmt::Error) => f.write_str("..."),
+    }
+}
+
+fn write_value(out: &mut dyn Write, value: &Value) -> fmt::Result {
     match value.kind() {
         ValueKind::Undefined => out.write_str("Undefined"),
         ValueKind::None => out.write_str("None"),
@@ -60,9 +81,9 @@ fn write_object(out: &mut dyn Write, value: &Value) -> fmt::Result {
             if index > 0 {
                 out.write_str(", ")?;
             }
-            write_repr(out, key)?;
+            write_value(out, key)?;
             out.write_str(": ")?;
-            write_repr(out, value)?;
+            write_value(out, value)?;
         }
         return out.write_char('}');
     }
@@ -87,9 +108,9 @@ fn write_object(out: &mut dyn Write, value: &Value) -> fmt::Result {
             if index > 0 {
                 out.write_str(", ")?;
             }
-            write_repr(out, &key)?;
+            write_value(out, &key)?;
             out.write_str(": ")?;
-            write_repr(out, &value.get_item(&key).unwrap_or_default())?;
+            write_value(out, &value.get_item(&key).unwrap_or_default())?;
         }
         return out.write_str("}>");
     }
@@ -102,7 +123,7 @@ fn write_items(out: &mut dyn Write, open: &str, items: &[Value], close: &str) ->
         if index > 0 {
             out.write_str(", ")?;
         }
-        write_repr(out, item)?;
+        write_value(out, item)?;
     }
     out.write_str(close)
 }
@@ -201,7 +222,9 @@ mod tests {
             ("e\u{301}", "'e\u{301}'"),
             ("\u{e0001}", "'\\U000e0001'"),
         ] {
-            assert_eq!(to_repr(&Value::from(text)), expected);
+            let mut repr = String::new();
+            write_repr(&mut repr, &Value::from(text)).unwrap();
+            assert_eq!(repr, expected);
         }
     }
 }

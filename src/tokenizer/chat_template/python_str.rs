@@ -155,11 +155,7 @@ fn remove_affix(text: &str, method: &str, args: &[Value]) -> Result<Value, Error
 
 /// The part of a text between two Python positions and the characters before it; `None` when the start lies
 /// behind the end.
-fn window<'a>(
-    text: &'a str,
-    start: Option<Value>,
-    end: Option<Value>,
-) -> Result<Option<(&'a str, usize)>, Error> {
+fn window(text: &str, start: Option<Value>, end: Option<Value>) -> Result<Option<(&str, usize)>, Error> {
     let (start, end) = (optional_integer(start)?, optional_integer(end)?);
     if start.is_none() && end.is_none() {
         return Ok(Some((text, 0)));

@@ -398,9 +398,9 @@ impl<'a> Reader<'a> {
                 self.collection(&open, items, &format!("{close})"))
             }
             TokenKind::Operator("{") => {
-                let open = self.put("__dict({");
+                let open = self.put("__dict([");
                 let items = self.nested(|reader| reader.separated("}", Self::dict_entry))?;
-                let close = self.closing("}")?;
+                let close = self.closing("}")?.replace('}', "]");
                 self.collection(&open, items, &format!("{close})"))
             }
             TokenKind::Operator(_) => Err(self.unexpected("an expression")),
@@ -412,7 +412,7 @@ impl<'a> Reader<'a> {
         self.expect_operator(":")?;
         let value = self.expression()?;
         let height = key.height.max(value.height);
-        self.fragment(format!("{}: {}", key.text, value.text), height)
+        self.fragment(format!("{}, {}", key.text, value.text), height)
     }
 
     /// Items separated by commas up to a closing bracket, which stays.

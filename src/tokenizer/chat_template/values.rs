@@ -5,6 +5,7 @@
 //! index. They also nest without bound, and dropping or comparing a value nested ten thousand deep overflows the
 //! stack; every container here knows its depth and refuses to go past [`MAX_DEPTH`].
 
+use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,6 +14,10 @@ use minijinja::value::{DynObject, Enumerator, Object, ObjectRepr, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value};
 
 use super::{methods, python_repr};
+
+/// How many nodes minijinja's own comparisons look at (for `loop.changed` and keys that are tuples); beyond, values
+/// count as different. It compares without paying fuel, and a list may hold another many times over.
+const COMPARED_NODES: usize = 200;
 
 /// How deep containers may nest.
 pub(super) const MAX_DEPTH: usize = 100;
@@ -53,6 +58,25 @@ pub(super) fn type_name(value: &Value) -> &'static str {
 /// Whether the value is what the `namespace` function returns; minijinja keeps that type to itself.
 pub(super) fn is_namespace(value: &Value) -> bool {
     value.as_object().is_some_and(|object| object.type_name().ends_with("::Namespace"))
+}
+
+/// Whether two values are equal, as far as `left` nodes can tell.
+fn same_within(a: &Value, b: &Value, left: &mut usize) -> bool {
+    let Some(rest) = left.checked_sub(1) else {
+        return false;
+    };
+    *left = rest;
+    if let (Some(a), Some(b)) = (a.downcast_object_ref::<PySeq>(), b.downcast_object_ref::<PySeq>()) {
+        return a.same_within(b, left);
+    }
+    if let (Some(a), Some(b)) = (a.downcast_object_ref::<PyDict>(), b.downcast_object_ref::<PyDict>()) {
+        return a.same_within(b, left);
+    }
+    match (a.as_object(), b.as_object()) {
+        (Some(_), Some(_)) => is_same(a, b),
+        (None, None) => a == b,
+        _ => false,
+    }
 }
 
 /// Whether two values are one object; minijinja's own objects, whose identity it hides, count as different.
@@ -151,14 +175,20 @@ pub(super) struct PySeq {
 
 impl PySeq {
     pub(super) fn list(items: Vec<Value>) -> Result<Value, Error> {
-        PySeq::new(SeqKind::List, items)
+        PySeq::build(SeqKind::List, items)
     }
 
     pub(super) fn tuple(items: Vec<Value>) -> Result<Value, Error> {
-        PySeq::new(SeqKind::Tuple, items)
+        PySeq::build(SeqKind::Tuple, items)
     }
 
-    pub(super) fn new(kind: SeqKind, items: Vec<Value>) -> Result<Value, Error> {
+    fn same_within(&self, other: &PySeq, left: &mut usize) -> bool {
+        self.kind == other.kind
+            && self.items.len() == other.items.len()
+            && self.items.iter().zip(&other.items).all(|(a, b)| same_within(a, b, left))
+    }
+
+    pub(super) fn build(kind: SeqKind, items: Vec<Value>) -> Result<Value, Error> {
         let depth = container_depth(&items)?;
         Ok(Value::from_object(PySeq { kind, items, depth }))
     }
@@ -190,8 +220,13 @@ impl Object for PySeq {
         methods::call_seq(state, self, method, args)
     }
 
+    fn custom_cmp(self: &Arc<Self>, other: &DynObject) -> Option<Ordering> {
+        let (mut left, other) = (COMPARED_NODES, other.downcast_ref::<Self>()?);
+        Some(if self.same_within(other, &mut left) { Ordering::Equal } else { Ordering::Less })
+    }
+
     fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        python_repr::write_repr(f, &Value::from_dyn_object(self.clone()))
+        python_repr::render(f, &Value::from_dyn_object(self.clone()))
     }
 }
 
@@ -205,7 +240,7 @@ pub(super) struct PyDict {
 
 impl PyDict {
     /// Builds a dict; of equal keys the last value wins, in the first one's place.
-    pub(super) fn new(pairs: impl IntoIterator<Item = (Value, Value)>) -> Result<Value, Error> {
+    pub(super) fn from_pairs(pairs: impl IntoIterator<Item = (Value, Value)>) -> Result<Value, Error> {
         let mut dict = PyDict::default();
         for (key, value) in pairs {
             match dict.position(&key) {
@@ -243,7 +278,7 @@ impl PyDict {
             None => self
                 .entries
                 .iter()
-                .position(|(candidate, _)| candidate.as_str().is_none() && candidate == key),
+                .position(|(candidate, _)| candidate.as_str().is_none() && key == candidate),
         }
     }
 
@@ -252,6 +287,14 @@ impl PyDict {
             return self.index.get(key).copied();
         }
         self.entries.iter().position(|(candidate, _)| candidate.as_str() == Some(key))
+    }
+
+    fn same_within(&self, other: &PyDict, left: &mut usize) -> bool {
+        self.entries.len() == other.entries.len()
+            && self
+                .entries
+                .iter()
+                .all(|(key, value)| other.get(key).is_some_and(|other| same_within(value, &other, left)))
     }
 
     /// The value under a key, as `dict[key]` reads it.
@@ -311,8 +354,13 @@ impl Object for PyDict {
         methods::call_dict(state, self, method, args)
     }
 
+    fn custom_cmp(self: &Arc<Self>, other: &DynObject) -> Option<Ordering> {
+        let (mut left, other) = (COMPARED_NODES, other.downcast_ref::<Self>()?);
+        Some(if self.same_within(other, &mut left) { Ordering::Equal } else { Ordering::Less })
+    }
+
     fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        python_repr::write_repr(f, &Value::from_dyn_object(self.clone()))
+        python_repr::render(f, &Value::from_dyn_object(self.clone()))
     }
 }
 
@@ -364,7 +412,7 @@ pub(super) struct PyView {
 }
 
 impl PyView {
-    pub(super) fn new(kind: ViewKind, dict: &PyDict) -> Result<Value, Error> {
+    pub(super) fn of(kind: ViewKind, dict: &PyDict) -> Result<Value, Error> {
         let items = match kind {
             ViewKind::Keys => dict.entries.iter().map(|(key, _)| key.clone()).collect(),
             ViewKind::Values => dict.entries.iter().map(|(_, value)| value.clone()).collect(),
@@ -405,7 +453,7 @@ impl Object for PyView {
     }
 
     fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        python_repr::write_repr(f, &Value::from_dyn_object(self.clone()))
+        python_repr::render(f, &Value::from_dyn_object(self.clone()))
     }
 }
 
@@ -417,7 +465,7 @@ pub(super) struct PyGenerator {
 }
 
 impl PyGenerator {
-    pub(super) fn new(items: Vec<Value>) -> Result<Value, Error> {
+    pub(super) fn over(items: Vec<Value>) -> Result<Value, Error> {
         let depth = container_depth(&items)?;
         Ok(Value::from_object(PyGenerator { items: Mutex::new(items.into_iter()), depth }))
     }
@@ -467,7 +515,7 @@ pub(super) struct PyGroup {
 }
 
 impl PyGroup {
-    pub(super) fn new(grouper: Value, list: Value) -> Result<Value, Error> {
+    pub(super) fn pair(grouper: Value, list: Value) -> Result<Value, Error> {
         let depth = container_depth([&grouper, &list])?;
         Ok(Value::from_object(PyGroup { grouper, list, depth }))
     }
@@ -499,7 +547,7 @@ impl Object for PyGroup {
     }
 
     fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        python_repr::write_repr(f, &Value::from_dyn_object(self.clone()))
+        python_repr::render(f, &Value::from_dyn_object(self.clone()))
     }
 }
 
@@ -523,7 +571,7 @@ impl PyRange {
             && (self.len <= 1 || self.step == other.step)
     }
 
-    pub(super) fn new(start: i64, stop: i64, step: i64) -> Result<Value, Error> {
+    pub(super) fn between(start: i64, stop: i64, step: i64) -> Result<Value, Error> {
         let (low, high) = match step {
             0 => return Err(error("range() arg 3 must not be zero")),
             1.. => (start, stop),
@@ -565,7 +613,7 @@ impl Object for PyRange {
     }
 
     fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        python_repr::write_repr(f, &Value::from_dyn_object(self.clone()))
+        python_repr::render(f, &Value::from_dyn_object(self.clone()))
     }
 }
 
@@ -603,11 +651,17 @@ pub(super) fn is_iterable(value: &Value) -> bool {
     }
 }
 
-/// Refuses what Python cannot look up in a dict.
+/// Refuses what Python cannot look up in a dict, and tuples too large for a key.
 pub(super) fn check_hashable(value: &Value) -> Result<(), Error> {
+    let mut left = COMPARED_NODES;
+    check_hashable_within(value, &mut left)
+}
+
+fn check_hashable_within(value: &Value, left: &mut usize) -> Result<(), Error> {
+    *left = left.checked_sub(1).ok_or_else(|| error("a tuple is too large for a key"))?;
     let unhashable = match value.downcast_object_ref::<PySeq>() {
         Some(seq) if seq.kind == SeqKind::Tuple => {
-            return seq.items.iter().try_for_each(check_hashable);
+            return seq.items.iter().try_for_each(|item| check_hashable_within(item, left));
         }
         Some(_) => true,
         None => value.downcast_object_ref::<PyDict>().is_some(),
@@ -643,7 +697,7 @@ fn from_json_at(json: &serde_json::Value, level: usize) -> Result<Value, Error> 
         serde_json::Value::Array(items) => {
             PySeq::list(items.iter().map(|item| from_json_at(item, level + 1)).collect::<Result<_, _>>()?)?
         }
-        serde_json::Value::Object(entries) => PyDict::new(
+        serde_json::Value::Object(entries) => PyDict::from_pairs(
             entries
                 .iter()
                 .map(|(key, value)| Ok((Value::from(key.as_str()), from_json_at(value, level + 1)?)))
