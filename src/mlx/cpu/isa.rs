@@ -10,7 +10,7 @@ pub enum Level {
     Plain,
     /// 128-bit vectors of 64-bit Arm.
     Neon,
-    /// AVX2 with FMA, F16C: x86-64 of 2013 and later.
+    /// AVX2 with FMA, F16C and BMI2: x86-64 of 2013 and later.
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
     Avx512,
@@ -41,6 +41,7 @@ impl Level {
                 is_x86_feature_detected!("avx2")
                     && is_x86_feature_detected!("fma")
                     && is_x86_feature_detected!("f16c")
+                    && is_x86_feature_detected!("bmi2")
             }
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => {

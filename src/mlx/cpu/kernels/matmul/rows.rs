@@ -1,6 +1,6 @@
 //! `x · Wᵀ`: each output is the dot product of a row of x with a row of weights. Lanes run along K.
 //!
-//! One or two rows of x: weights are unpacked in registers and used at once, some rows of them together,
+//! Up to four rows of x: weights are unpacked in registers and used at once, some rows of them together,
 //! at the speed of memory. More rows: a tile of rows of weights is unpacked to f32 in first-level cache, then meets all rows
 //! of x, three at a time. Both keep the one order of summation (see the module above): what is unpacked, and the
 //! chain of fused multiply-adds of each lane, are the same.
@@ -23,7 +23,7 @@ const BLOCK_OUTPUTS: usize = 32;
 const TILE_ROWS: usize = 3;
 /// Up to this many rows of x are multiplied in registers while weights are unpacked. (With more, the detour through
 /// the cache was no slower.)
-const FUSED: usize = 2;
+const FUSED: usize = 4;
 /// Rows of weights in flight in the fused kernel.
 const FUSED_ROWS: usize = 4;
 /// Outputs of a row of x are this far apart; sums of a partial four reach past the last.
@@ -114,7 +114,9 @@ impl<S: Simd, W: Source<S>> Kernel<S> for Dot<'_, W> {
             unsafe {
                 match pairs {
                     1 => self.fused::<S, 1, FUSED_ROWS>(&strip),
-                    FUSED => self.fused::<S, FUSED, FUSED_ROWS>(&strip),
+                    2 => self.fused::<S, 2, FUSED_ROWS>(&strip),
+                    3 => self.fused::<S, 3, { FUSED_ROWS / 2 }>(&strip),
+                    FUSED => self.fused::<S, FUSED, { FUSED_ROWS / 2 }>(&strip),
                     _ if S::TILE == 8 => self.panels::<S, 8>(&strip),
                     _ => self.panels::<S, 4>(&strip),
                 }
@@ -156,6 +158,21 @@ impl<W> Dot<'_, W> {
     where
         W: Source<S>,
     {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if self.source.pairs() {
+                self.fused_groups::<S, M, R, 2>(strip);
+            } else {
+                self.fused_groups::<S, M, R, 1>(strip);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn fused_groups<S: Simd, const M: usize, const R: usize, const G: usize>(&self, strip: &Strip)
+    where
+        W: Source<S>,
+    {
         let mut x = [self.x; M];
         for (m, x) in x.iter_mut().enumerate() {
             *x = self.x_row(strip.first_pair + m);
@@ -164,19 +181,19 @@ impl<W> Dot<'_, W> {
         // SAFETY: the rows lie in the matrix; there is room for four values at any place of the outputs.
         unsafe {
             while done + R <= strip.count {
-                self.dots::<S, M, R>(strip.row + done, x, strip.values.add(done));
+                self.dots::<S, M, R, G>(strip.row + done, x, strip.values.add(done));
                 done += R;
             }
             while done < strip.count {
-                self.dots::<S, M, 1>(strip.row + done, x, strip.values.add(done));
+                self.dots::<S, M, 1, G>(strip.row + done, x, strip.values.add(done));
                 done += 1;
             }
         }
     }
 
-    /// Rows `row` to `row + R` of the weights with `M` rows of x, to the values.
+    /// Rows `row` to `row + R` of the weights with `M` rows of x, to the values. `G` (1 or 2) blocks share a group.
     #[inline(always)]
-    unsafe fn dots<S: Simd, const M: usize, const R: usize>(
+    unsafe fn dots<S: Simd, const M: usize, const R: usize, const G: usize>(
         &self,
         row: usize,
         x: [*const f32; M],
@@ -196,13 +213,12 @@ impl<W> Dot<'_, W> {
                 }
                 let blocks = length / BLOCK;
                 let mut index = 0;
-                while index < blocks {
+                while index + G <= blocks {
                     let mut groups = [self.source.group(&segments[0], index); R];
                     for r in 1..R {
                         groups[r] = self.source.group(&segments[r], index);
                     }
-                    let end = blocks.min(index + self.source.group_blocks());
-                    while index < end {
+                    for index in index..index + G {
                         for r in 0..R {
                             let block = self.source.block(&segments[r], groups[r], index);
                             for m in 0..M {
@@ -210,7 +226,16 @@ impl<W> Dot<'_, W> {
                                 sums[m][r] = S::block_dot(block, x, sums[m][r]);
                             }
                         }
-                        index += 1;
+                    }
+                    index += G;
+                }
+                if index < blocks {
+                    for r in 0..R {
+                        let group = self.source.group(&segments[r], index);
+                        let block = self.source.block(&segments[r], group, index);
+                        for m in 0..M {
+                            sums[m][r] = S::block_dot(block, x[m].add(start + index * BLOCK), sums[m][r]);
+                        }
                     }
                 }
                 if !length.is_multiple_of(BLOCK) {
@@ -306,13 +331,17 @@ impl<W> Dot<'_, W> {
             self.source.open(row, start, length, 0, &mut segment);
             let blocks = length / BLOCK;
             let mut index = 0;
+            while self.source.pairs() && index + 2 <= blocks {
+                let group = self.source.group(&segment, index);
+                S::block_store(to.add(index * BLOCK), self.source.block(&segment, group, index));
+                index += 1;
+                S::block_store(to.add(index * BLOCK), self.source.block(&segment, group, index));
+                index += 1;
+            }
             while index < blocks {
                 let group = self.source.group(&segment, index);
-                let end = blocks.min(index + self.source.group_blocks());
-                while index < end {
-                    S::block_store(to.add(index * BLOCK), self.source.block(&segment, group, index));
-                    index += 1;
-                }
+                S::block_store(to.add(index * BLOCK), self.source.block(&segment, group, index));
+                index += 1;
             }
             if !length.is_multiple_of(BLOCK) {
                 let index = length / BLOCK;

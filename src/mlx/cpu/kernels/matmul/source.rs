@@ -39,8 +39,8 @@ pub(super) trait Source<S: Simd>: Copy + Send + Sync {
     /// Prepares columns `start` (a multiple of 32) to `start + length` of a row of all stacked matrices. Reading will
     /// ask for the weights `ahead` bytes after those in use.
     unsafe fn open(&self, row: usize, start: usize, length: usize, ahead: usize, segment: &mut Self::Segment);
-    /// How many blocks in a row may share a group: those of a segment that starts at a multiple of as many blocks.
-    fn group_blocks(&self) -> usize;
+    /// Whether blocks `2 * n` and `2 * n + 1` of a row are of one group.
+    fn pairs(&self) -> bool;
     /// The group of the block that begins at column `32 * index` of the segment.
     unsafe fn group(&self, segment: &Self::Segment, index: usize) -> Self::Group;
     /// The block that begins at column `32 * index` of the segment, all of it within the segment.
@@ -182,8 +182,8 @@ impl<S: Simd, T: Element> Source<S> for Dense<T> {
     }
 
     #[inline(always)]
-    fn group_blocks(&self) -> usize {
-        4
+    fn pairs(&self) -> bool {
+        true
     }
 
     #[inline(always)]
@@ -263,6 +263,8 @@ impl Layout {
 trait Code: Copy + Send + Sync + 'static {
     const BITS: usize;
     const NIBBLES: bool = false;
+    /// Whether groups have a bias, and 32 weights or more.
+    const AFFINE: bool = true;
     /// Whether a block holds two groups.
     const HALVES: bool = false;
     /// Scale and bias in the form that unpacking wants.
@@ -306,6 +308,7 @@ struct Fp4<const HALVES: bool>;
 impl<const HALVES: bool> Code for Fp4<HALVES> {
     const BITS: usize = 4;
     const NIBBLES: bool = true;
+    const AFFINE: bool = false;
     const HALVES: bool = HALVES;
     type Group<S: Simd> = [S::Table; 2];
 
@@ -347,6 +350,7 @@ struct Fp8;
 
 impl Code for Fp8 {
     const BITS: usize = 8;
+    const AFFINE: bool = false;
     type Group<S: Simd> = S::F;
 
     #[inline(always)]
@@ -472,8 +476,8 @@ impl<S: Simd, C: Code> Source<S> for Packed<C> {
     }
 
     #[inline(always)]
-    fn group_blocks(&self) -> usize {
-        (1 << self.layout.group_shift) / BLOCK.min(1 << self.layout.group_shift)
+    fn pairs(&self) -> bool {
+        C::AFFINE && self.layout.group_shift >= 6
     }
 
     #[inline(always)]
@@ -522,8 +526,7 @@ impl<C: Code> Packed<C> {
             if C::HALVES {
                 return ([scale, segment.scales.get_unchecked(group + 1).assume_init()], 0.0);
             }
-            let affine = !matches!(self.layout.scales, ScaleBase::E8m0(_) | ScaleBase::E4m3(_));
-            let bias = if affine { segment.biases.get_unchecked(group).assume_init() } else { 0.0 };
+            let bias = if C::AFFINE { segment.biases.get_unchecked(group).assume_init() } else { 0.0 };
             ([scale, scale], bias)
         }
     }

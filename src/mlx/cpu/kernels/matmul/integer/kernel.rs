@@ -33,7 +33,7 @@ struct Activations {
 }
 
 /// Rounds the rows `first..last` of x.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c,bmi2")]
 unsafe fn round_rows<M: Mode>(
     x: *const f32,
     (inputs, group): (usize, usize),
@@ -198,7 +198,7 @@ pub(in super::super) unsafe fn run<M: Mode>(
 }
 
 impl Integer<'_> {
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c,bmi2")]
     unsafe fn task<M: Mode>(&self, task: usize) {
         let task = self.tasks[task];
         let pairs = task.last_pair - task.first_pair;

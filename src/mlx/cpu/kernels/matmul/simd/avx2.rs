@@ -13,7 +13,7 @@ use super::{BLOCK, Kernel, Simd, bit_fields};
 #[derive(Clone, Copy)]
 pub(in super::super) struct Avx2;
 
-#[target_feature(enable = "avx2,fma,f16c")]
+#[target_feature(enable = "avx2,fma,f16c,bmi2")]
 unsafe fn enter<K: Kernel<Avx2>>(kernel: &K, task: usize) {
     kernel.run(task);
 }

@@ -12,7 +12,7 @@ use super::{BLOCK, Kernel, Simd, bit_fields};
 #[derive(Clone, Copy)]
 pub(in super::super) struct Avx512;
 
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi2")]
 unsafe fn enter<K: Kernel<Avx512>>(kernel: &K, task: usize) {
     kernel.run(task);
 }
