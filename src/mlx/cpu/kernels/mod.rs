@@ -6,6 +6,7 @@ pub mod attention;
 pub mod embedding;
 pub mod error;
 pub mod floats;
+pub mod matmul;
 pub mod norm;
 mod pieces;
 pub mod rope;

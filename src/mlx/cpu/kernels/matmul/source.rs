@@ -1,0 +1,530 @@
+//! Weights as blocks of 32 f32, whatever their storage.
+
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+
+use super::super::floats::Floats;
+use super::MatmulError;
+use super::matrix::{Matrix, Scales, Storage};
+use super::reference::{e4m3, e8m0};
+use super::simd::{BLOCK, Simd};
+use crate::mlx::QuantMode;
+
+/// The most weights of a row that are opened at once: whole groups of every size, and 8 rows of them as f32 fit in
+/// 24 KB of first-level cache.
+pub(super) const SEGMENT: usize = 768;
+
+/// Places for the scales of a segment: groups at the smallest group, one more that stands for a missing half block,
+/// and room for a whole vector at the end.
+const MOST_GROUPS: usize = SEGMENT / 16 + 16;
+
+/// Rows of weights that can be read in blocks.
+///
+/// # Safety
+/// All functions: the processor has the instructions of `S`; rows and columns lie in the matrix.
+pub(super) trait Source<S: Simd>: Copy + Send + Sync {
+    /// Whether blocks come in [`Simd::NIBBLE_ORDER`] instead of in the order of the columns.
+    const NIBBLES: bool;
+    /// Part of a row, ready to be read.
+    type Segment: Copy;
+    /// What blocks of one group have in common.
+    type Group: Copy;
+
+    /// A segment to be filled.
+    fn unopened() -> Self::Segment;
+    /// Bytes that `columns` (a multiple of 32, or all) of a row take.
+    fn bytes(&self, columns: usize) -> usize;
+    /// Where a column of a row lies, which need not exist.
+    fn address(&self, row: usize, column: usize) -> *const u8;
+    /// Prepares columns `start` (a multiple of 32) to `start + length` of a row of all stacked matrices. Reading will
+    /// ask for the weights `ahead` bytes after those in use.
+    unsafe fn open(&self, row: usize, start: usize, length: usize, ahead: usize, segment: &mut Self::Segment);
+    /// How many blocks in a row may share a group: those of a segment that starts at a multiple of as many blocks.
+    fn group_blocks(&self) -> usize;
+    /// The group of the block that begins at column `32 * index` of the segment.
+    unsafe fn group(&self, segment: &Self::Segment, index: usize) -> Self::Group;
+    /// The block that begins at column `32 * index` of the segment, all of it within the segment.
+    unsafe fn block(&self, segment: &Self::Segment, group: Self::Group, index: usize) -> S::Block;
+    /// The last block of a segment, `length` columns and then zeros.
+    unsafe fn tail(&self, segment: &Self::Segment, index: usize, length: usize) -> S::Block;
+}
+
+/// Something to do with weights of any storage.
+pub(super) trait Visitor<S: Simd> {
+    /// # Safety
+    /// As for [`dispatch`].
+    unsafe fn visit<W: Source<S>>(self, source: W) -> Result<(), MatmulError>;
+}
+
+/// Calls the visitor with the reader for the matrix's storage.
+///
+/// # Safety
+/// The processor has the instructions of `S`.
+pub(super) unsafe fn dispatch<S: Simd, V: Visitor<S>>(
+    matrix: &Matrix<'_>,
+    visitor: V,
+) -> Result<(), MatmulError> {
+    let columns = matrix.columns;
+    // SAFETY: the caller's promise.
+    unsafe {
+        match &matrix.storage {
+            Storage::Dense(Floats::F32(values)) => visitor.visit(Dense::<f32>::new(values.as_ptr(), columns)),
+            Storage::Dense(Floats::F16(values)) => {
+                visitor.visit(Dense::<half::f16>::new(values.as_ptr(), columns))
+            }
+            Storage::Dense(Floats::Bf16(values)) => {
+                visitor.visit(Dense::<half::bf16>::new(values.as_ptr(), columns))
+            }
+            Storage::Packed { words, scales, quantization } => {
+                let packed = Layout::new(words, scales, quantization.group_size as usize, columns);
+                match (quantization.mode, quantization.bits) {
+                    (QuantMode::Mxfp4, _) => visitor.visit(Packed::<Fp4<false>>::new(packed)),
+                    (QuantMode::Nvfp4, _) => visitor.visit(Packed::<Fp4<true>>::new(packed.with_e4m3())),
+                    (QuantMode::Mxfp8, _) => visitor.visit(Packed::<Fp8>::new(packed)),
+                    (QuantMode::Affine, 2) => visitor.visit(Packed::<Bits<2>>::new(packed)),
+                    (QuantMode::Affine, 3) => visitor.visit(Packed::<Bits<3>>::new(packed)),
+                    (QuantMode::Affine, 4) => visitor.visit(Packed::<Nibbles>::new(packed)),
+                    (QuantMode::Affine, 5) => visitor.visit(Packed::<Bits<5>>::new(packed)),
+                    (QuantMode::Affine, 6) => visitor.visit(Packed::<Bits<6>>::new(packed)),
+                    (QuantMode::Affine, _) => visitor.visit(Packed::<Bytes>::new(packed)),
+                }
+            }
+        }
+    }
+}
+
+/// A type of dense weights.
+trait Element: Copy + Send + Sync + 'static {
+    /// # Safety
+    /// As for [`Source`].
+    unsafe fn block<S: Simd>(from: *const Self) -> S::Block;
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    unsafe fn block<S: Simd>(from: *const Self) -> S::Block {
+        // SAFETY: the caller's promise.
+        unsafe { S::f32s(from) }
+    }
+}
+
+impl Element for half::f16 {
+    #[inline(always)]
+    unsafe fn block<S: Simd>(from: *const Self) -> S::Block {
+        // SAFETY: the caller's promise; the type is a transparent u16.
+        unsafe { S::f16s(from.cast()) }
+    }
+}
+
+impl Element for half::bf16 {
+    #[inline(always)]
+    unsafe fn block<S: Simd>(from: *const Self) -> S::Block {
+        // SAFETY: the caller's promise; the type is a transparent u16.
+        unsafe { S::bf16s(from.cast()) }
+    }
+}
+
+struct Dense<T> {
+    base: *const T,
+    columns: usize,
+}
+
+impl<T> Dense<T> {
+    fn new(base: *const T, columns: usize) -> Self {
+        Self { base, columns }
+    }
+}
+
+impl<T> Clone for Dense<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Dense<T> {}
+
+// SAFETY: read-only use of a slice that is borrowed for the whole call.
+unsafe impl<T: Sync> Send for Dense<T> {}
+// SAFETY: as above.
+unsafe impl<T: Sync> Sync for Dense<T> {}
+
+impl<S: Simd, T: Element> Source<S> for Dense<T> {
+    const NIBBLES: bool = false;
+    type Segment = (*const T, usize);
+    type Group = ();
+
+    #[inline(always)]
+    fn unopened() -> Self::Segment {
+        (std::ptr::null(), 0)
+    }
+
+    #[inline(always)]
+    fn bytes(&self, columns: usize) -> usize {
+        columns * size_of::<T>()
+    }
+
+    #[inline(always)]
+    fn address(&self, row: usize, column: usize) -> *const u8 {
+        self.base.wrapping_add(row * self.columns + column).cast()
+    }
+
+    #[inline(always)]
+    unsafe fn open(
+        &self,
+        row: usize,
+        start: usize,
+        _length: usize,
+        ahead: usize,
+        segment: &mut Self::Segment,
+    ) {
+        // SAFETY: row and column lie in the matrix.
+        *segment = (unsafe { self.base.add(row * self.columns + start) }, ahead);
+    }
+
+    #[inline(always)]
+    fn group_blocks(&self) -> usize {
+        4
+    }
+
+    #[inline(always)]
+    unsafe fn group(&self, _segment: &Self::Segment, _index: usize) {}
+
+    #[inline(always)]
+    unsafe fn block(&self, (from, ahead): &Self::Segment, (): (), index: usize) -> S::Block {
+        // SAFETY: the block lies in the row.
+        unsafe {
+            let from = from.add(index * BLOCK);
+            let next = from.cast::<u8>().wrapping_add(*ahead);
+            for line in (0..size_of::<[T; BLOCK]>()).step_by(64) {
+                S::prefetch(next.wrapping_add(line));
+            }
+            T::block::<S>(from)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn tail(&self, (from, _): &Self::Segment, index: usize, length: usize) -> S::Block {
+        let mut copy = MaybeUninit::<[T; BLOCK]>::zeroed();
+        // SAFETY: `length` columns are left in the row, fewer than a block; all bits zero is a zero of all types.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from.add(index * BLOCK), copy.as_mut_ptr().cast(), length);
+            T::block::<S>(copy.as_ptr().cast())
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum ScaleBase {
+    F32(*const f32, *const f32),
+    F16(*const u16, *const u16),
+    Bf16(*const u16, *const u16),
+    E8m0(*const u8),
+    E4m3(*const u8),
+}
+
+/// Where packed weights and their scales lie.
+#[derive(Clone, Copy)]
+struct Layout {
+    base: *const u8,
+    scales: ScaleBase,
+    columns: usize,
+    /// log2 of the group.
+    group_shift: u32,
+}
+
+impl Layout {
+    fn new(words: &[u32], scales: &Scales<'_>, group: usize, columns: usize) -> Self {
+        let scales = match scales {
+            Scales::Affine { scales: Floats::F16(scales), biases: Floats::F16(biases) } => {
+                ScaleBase::F16(scales.as_ptr().cast(), biases.as_ptr().cast())
+            }
+            Scales::Affine { scales: Floats::Bf16(scales), biases: Floats::Bf16(biases) } => {
+                ScaleBase::Bf16(scales.as_ptr().cast(), biases.as_ptr().cast())
+            }
+            Scales::Affine { scales: Floats::F32(scales), biases: Floats::F32(biases) } => {
+                ScaleBase::F32(scales.as_ptr(), biases.as_ptr())
+            }
+            // `Matrix::packed` lets no mixed types through.
+            Scales::Affine { .. } => ScaleBase::F32(std::ptr::null(), std::ptr::null()),
+            Scales::Byte(scales) => ScaleBase::E8m0(scales.as_ptr()),
+        };
+        Self { base: words.as_ptr().cast(), scales, columns, group_shift: group.trailing_zeros() }
+    }
+
+    fn with_e4m3(mut self) -> Self {
+        if let ScaleBase::E8m0(scales) = self.scales {
+            self.scales = ScaleBase::E4m3(scales);
+        }
+        self
+    }
+}
+
+/// A coding of packed weights.
+trait Code: Copy + Send + Sync + 'static {
+    const BITS: usize;
+    const NIBBLES: bool = false;
+    /// Whether a block holds two groups.
+    const HALVES: bool = false;
+    /// Scale and bias in the form that unpacking wants.
+    type Group<S: Simd>: Copy;
+
+    /// From the scales of the halves of a block (the same but for [`HALVES`](Self::HALVES)) and the bias.
+    ///
+    /// # Safety
+    /// As for [`Source`].
+    unsafe fn group<S: Simd>(scale: [f32; 2], bias: f32) -> Self::Group<S>;
+    /// # Safety
+    /// As for [`Source`].
+    unsafe fn block<S: Simd>(from: *const u8, group: Self::Group<S>) -> S::Block;
+}
+
+#[derive(Clone, Copy)]
+struct Nibbles;
+
+impl Code for Nibbles {
+    const BITS: usize = 4;
+    const NIBBLES: bool = true;
+    type Group<S: Simd> = S::Table;
+
+    #[inline(always)]
+    unsafe fn group<S: Simd>([scale, _]: [f32; 2], bias: f32) -> Self::Group<S> {
+        // SAFETY: the caller's promise.
+        unsafe { S::table::<false>(scale, bias) }
+    }
+
+    #[inline(always)]
+    unsafe fn block<S: Simd>(from: *const u8, group: Self::Group<S>) -> S::Block {
+        // SAFETY: the caller's promise.
+        unsafe { S::nibbles::<false, false>(from, [group, group]) }
+    }
+}
+
+/// 4-bit floats; `HALVES`: in groups of 16.
+#[derive(Clone, Copy)]
+struct Fp4<const HALVES: bool>;
+
+impl<const HALVES: bool> Code for Fp4<HALVES> {
+    const BITS: usize = 4;
+    const NIBBLES: bool = true;
+    const HALVES: bool = HALVES;
+    type Group<S: Simd> = [S::Table; 2];
+
+    #[inline(always)]
+    unsafe fn group<S: Simd>(scale: [f32; 2], _bias: f32) -> Self::Group<S> {
+        // SAFETY: the caller's promise.
+        unsafe { [S::table::<true>(scale[0], 0.0), S::table::<true>(scale[1], 0.0)] }
+    }
+
+    #[inline(always)]
+    unsafe fn block<S: Simd>(from: *const u8, group: Self::Group<S>) -> S::Block {
+        // SAFETY: the caller's promise.
+        unsafe { S::nibbles::<true, HALVES>(from, group) }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Bytes;
+
+impl Code for Bytes {
+    const BITS: usize = 8;
+    type Group<S: Simd> = (S::F, S::F);
+
+    #[inline(always)]
+    unsafe fn group<S: Simd>([scale, _]: [f32; 2], bias: f32) -> Self::Group<S> {
+        // SAFETY: the caller's promise.
+        unsafe { (S::splat(scale), S::splat(bias)) }
+    }
+
+    #[inline(always)]
+    unsafe fn block<S: Simd>(from: *const u8, (scale, bias): Self::Group<S>) -> S::Block {
+        // SAFETY: the caller's promise.
+        unsafe { S::bytes(from, scale, bias) }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Fp8;
+
+impl Code for Fp8 {
+    const BITS: usize = 8;
+    type Group<S: Simd> = S::F;
+
+    #[inline(always)]
+    unsafe fn group<S: Simd>([scale, _]: [f32; 2], _bias: f32) -> Self::Group<S> {
+        // SAFETY: the caller's promise.
+        unsafe { S::splat(scale) }
+    }
+
+    #[inline(always)]
+    unsafe fn block<S: Simd>(from: *const u8, scale: Self::Group<S>) -> S::Block {
+        // SAFETY: the caller's promise.
+        unsafe { S::fp8s(from, scale) }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Bits<const BITS: usize>;
+
+impl<const BITS: usize> Code for Bits<BITS> {
+    const BITS: usize = BITS;
+    type Group<S: Simd> = (S::F, S::F);
+
+    #[inline(always)]
+    unsafe fn group<S: Simd>([scale, _]: [f32; 2], bias: f32) -> Self::Group<S> {
+        // SAFETY: the caller's promise.
+        unsafe { (S::splat(scale), S::splat(bias)) }
+    }
+
+    #[inline(always)]
+    unsafe fn block<S: Simd>(from: *const u8, (scale, bias): Self::Group<S>) -> S::Block {
+        // SAFETY: the caller's promise.
+        unsafe { S::bits::<BITS>(from, scale, bias) }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Packed<C> {
+    layout: Layout,
+    code: PhantomData<C>,
+}
+
+impl<C> Packed<C> {
+    fn new(layout: Layout) -> Self {
+        Self { layout, code: PhantomData }
+    }
+}
+
+// SAFETY: read-only use of slices that are borrowed for the whole call.
+unsafe impl<C> Send for Packed<C> {}
+// SAFETY: as above.
+unsafe impl<C> Sync for Packed<C> {}
+
+/// Packed weights and their scales as f32.
+#[derive(Clone, Copy)]
+struct Opened {
+    from: *const u8,
+    ahead: usize,
+    /// Columns between the start of the first group and the start of the segment.
+    offset: usize,
+    scales: [MaybeUninit<f32>; MOST_GROUPS],
+    biases: [MaybeUninit<f32>; MOST_GROUPS],
+}
+
+impl<S: Simd, C: Code> Source<S> for Packed<C> {
+    const NIBBLES: bool = C::NIBBLES;
+    type Segment = Opened;
+    type Group = C::Group<S>;
+
+    #[inline(always)]
+    fn unopened() -> Opened {
+        let unset = [MaybeUninit::uninit(); MOST_GROUPS];
+        Opened { from: std::ptr::null(), ahead: 0, offset: 0, scales: unset, biases: unset }
+    }
+
+    #[inline(always)]
+    fn bytes(&self, columns: usize) -> usize {
+        columns * C::BITS / 8
+    }
+
+    #[inline(always)]
+    fn address(&self, row: usize, column: usize) -> *const u8 {
+        self.layout.base.wrapping_add((row * self.layout.columns + column) * C::BITS / 8)
+    }
+
+    #[inline(always)]
+    unsafe fn open(&self, row: usize, start: usize, length: usize, ahead: usize, segment: &mut Opened) {
+        segment.ahead = ahead;
+        let Layout { base, scales, columns, group_shift } = self.layout;
+        segment.offset = start & ((1 << group_shift) - 1);
+        let first = row * (columns >> group_shift) + (start >> group_shift);
+        let count = (segment.offset + length).div_ceil(1 << group_shift);
+        let to_scales: *mut f32 = segment.scales.as_mut_ptr().cast();
+        let to_biases: *mut f32 = segment.biases.as_mut_ptr().cast();
+        // SAFETY: the columns lie in the row, so the groups do; a segment has fewer than `MOST_GROUPS`.
+        unsafe {
+            segment.from = base.add((row * columns + start) * C::BITS / 8);
+            match scales {
+                ScaleBase::Bf16(scales, biases) => {
+                    S::scales_bf16(scales.add(first), count, to_scales);
+                    S::scales_bf16(biases.add(first), count, to_biases);
+                }
+                ScaleBase::F16(scales, biases) => {
+                    S::scales_f16(scales.add(first), count, to_scales);
+                    S::scales_f16(biases.add(first), count, to_biases);
+                }
+                ScaleBase::F32(scales, biases) => {
+                    std::ptr::copy_nonoverlapping(scales.add(first), to_scales, count);
+                    std::ptr::copy_nonoverlapping(biases.add(first), to_biases, count);
+                }
+                ScaleBase::E8m0(scales) => {
+                    for group in 0..count {
+                        *to_scales.add(group) = e8m0(*scales.add(first + group));
+                    }
+                }
+                ScaleBase::E4m3(scales) => {
+                    for group in 0..count {
+                        *to_scales.add(group) = e4m3(*scales.add(first + group));
+                    }
+                    *to_scales.add(count) = 0.0;
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn group_blocks(&self) -> usize {
+        (1 << self.layout.group_shift) / BLOCK.min(1 << self.layout.group_shift)
+    }
+
+    #[inline(always)]
+    unsafe fn group(&self, segment: &Opened, index: usize) -> C::Group<S> {
+        // SAFETY: the block lies in the segment.
+        unsafe {
+            let (scale, bias) = self.scale(segment, index);
+            C::group::<S>(scale, bias)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn block(&self, segment: &Opened, group: C::Group<S>, index: usize) -> S::Block {
+        // SAFETY: the block lies in the segment.
+        unsafe {
+            let from = segment.from.add(index * BLOCK * C::BITS / 8);
+            S::prefetch(from.wrapping_add(segment.ahead));
+            C::block::<S>(from, group)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn tail(&self, segment: &Opened, index: usize, length: usize) -> S::Block {
+        let mut copy = [0u8; BLOCK];
+        // SAFETY: `length` columns are left in the segment, fewer than a block.
+        unsafe {
+            let from = segment.from.add(index * BLOCK * C::BITS / 8);
+            std::ptr::copy_nonoverlapping(from, copy.as_mut_ptr(), length * C::BITS / 8);
+            C::block::<S>(copy.as_ptr(), <Self as Source<S>>::group(self, segment, index))
+        }
+    }
+}
+
+impl<C: Code> Packed<C> {
+    /// The scales of the block's halves and the bias, where there is one.
+    ///
+    /// # Safety
+    /// The block lies in the segment, which is open.
+    #[inline(always)]
+    unsafe fn scale(&self, segment: &Opened, index: usize) -> ([f32; 2], f32) {
+        let group = (segment.offset + index * BLOCK) >> self.layout.group_shift;
+        // SAFETY: `open` has set the scales of all groups of the segment and, for halves, one more; it has set
+        // the biases for affine codes.
+        unsafe {
+            let scale = segment.scales.get_unchecked(group).assume_init();
+            if C::HALVES {
+                return ([scale, segment.scales.get_unchecked(group + 1).assume_init()], 0.0);
+            }
+            let affine = !matches!(self.layout.scales, ScaleBase::E8m0(_) | ScaleBase::E4m3(_));
+            let bias = if affine { segment.biases.get_unchecked(group).assume_init() } else { 0.0 };
+            ([scale, scale], bias)
+        }
+    }
+}
