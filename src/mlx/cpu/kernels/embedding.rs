@@ -1,120 +1,81 @@
-//! Rows of an embedding table, dense or in affine groups.
+//! Rows of an embedding table, dense or quantized.
+
+use std::sync::LazyLock;
 
 use super::super::{Isa, Pool};
-use super::affine::{self, AffineRow, dequantize_row};
+use super::affine::{AffineRow, dequantize_row};
 use super::error::{KernelError, expect};
 use super::floats::{Floats, FloatsMut};
+use super::matmul::reference::{FP4, e4m3, e8m0};
+use super::matmul::{Matrix, Scales, Storage};
 use super::simd::{self, Element, Kernel, Simd, from_f32, to_f32};
 use super::{SERIAL_ELEMENTS, with_floats, with_floats_mut};
+use crate::mlx::{QuantMode, Quantization};
 
 const OP: &str = "embedding";
 
-/// A table `[rows, width]`.
-#[derive(Clone, Copy, Debug)]
-pub enum Table<'a> {
-    /// Plain numbers, row-major.
-    Dense {
-        /// All rows.
-        values: Floats<'a>,
-        /// Elements of a row.
-        width: usize,
-    },
-    /// MLX's affine groups along a row.
-    Affine {
-        /// `[rows, width * bits / 32]`.
-        codes: &'a [u32],
-        /// `[rows, width / group]`.
-        scales: Floats<'a>,
-        /// `[rows, width / group]`.
-        biases: Floats<'a>,
-        /// Elements of a row.
-        width: usize,
-        /// Bits of a code: 2, 3, 4, 5, 6 or 8.
-        bits: usize,
-        /// Elements that share a scale: 32, 64 or 128.
-        group: usize,
-    },
-}
-
-impl Table<'_> {
-    fn width(&self) -> usize {
-        match self {
-            Self::Dense { width, .. } | Self::Affine { width, .. } => *width,
-        }
-    }
-
-    /// Checks the table's own shape and returns its number of rows.
-    fn rows(&self) -> Result<usize, KernelError> {
-        let whole = |what, length: usize, each: usize| {
-            let rows = length.checked_div(each).unwrap_or(0);
-            expect(OP, what, rows * each, length).map(|()| rows)
-        };
-        match self {
-            Self::Dense { values, width } => whole("the number of elements", values.len(), *width),
-            Self::Affine { codes, scales, biases, width, bits, group } => {
-                affine::check(OP, *bits, *group, *width)?;
-                affine::expect_one_type(OP, scales, biases)?;
-                let rows = whole("the number of words", codes.len(), width / 32 * bits)?;
-                expect(OP, "the number of scales", rows * (width / group), scales.len())?;
-                expect(OP, "the number of biases", rows * (width / group), biases.len())?;
-                Ok(rows)
-            }
-        }
-    }
-}
-
-/// The rows `indices` of `table` into `out` (`[indices, width]`), rounded to its type.
+/// The rows `indices` of `table` into `out` (`[indices, columns]`), rounded to its type. Stacked matrices count as
+/// one with all their rows.
 ///
 /// # Errors
-/// When the table's parts or `out` do not fit together, an index is past the end, or the work fails.
+/// When an index is past the end, `out` does not fit, or the work fails.
 pub fn embedding(
     isa: Isa,
     pool: &Pool,
-    table: &Table<'_>,
+    table: &Matrix<'_>,
     indices: &[u32],
     out: FloatsMut<'_>,
 ) -> Result<(), KernelError> {
-    let (rows, width) = (table.rows()?, table.width());
+    let (rows, width) = (table.experts * table.rows, table.columns);
     if let Some(&index) = indices.iter().find(|&&index| index as usize >= rows) {
         return Err(KernelError::IndexOutOfRange { op: OP, index, rows });
     }
-    expect(OP, "the number of results", indices.len() * width, out.len())?;
+    expect(OP, "the number of results", indices.len().saturating_mul(width), out.len())?;
     let each = (SERIAL_ELEMENTS / 2 / width.max(1)).max(1);
-    let out = match (table, out) {
-        (Table::Dense { values: Floats::F32(values), .. }, FloatsMut::F32(out)) => {
+    let out = match (&table.storage, out) {
+        (Storage::Dense(Floats::F32(values)), FloatsMut::F32(out)) => {
             return copy(pool, values, width, indices, each, out);
         }
-        (Table::Dense { values: Floats::F16(values), .. }, FloatsMut::F16(out)) => {
+        (Storage::Dense(Floats::F16(values)), FloatsMut::F16(out)) => {
             return copy(pool, values, width, indices, each, out);
         }
-        (Table::Dense { values: Floats::Bf16(values), .. }, FloatsMut::Bf16(out)) => {
+        (Storage::Dense(Floats::Bf16(values)), FloatsMut::Bf16(out)) => {
             return copy(pool, values, width, indices, each, out);
         }
         (_, out) => out,
     };
     with_floats_mut!(out, out => {
         Ok(pool.run_chunks_mut(out, each * width, &|task, out| {
-            let indices = &indices[task * each..];
-            match *table {
-                Table::Dense { values, .. } => with_floats!(values, values => {
-                    simd::run(isa, Convert { values, width, indices, out });
-                }),
-                Table::Affine { codes, scales, biases, bits, group, .. } => match (scales, biases) {
-                    (Floats::F32(scales), Floats::F32(biases)) => {
-                        simd::run(isa, Dequantize { codes, scales, biases, width, bits, group, indices, out });
-                    }
-                    (Floats::F16(scales), Floats::F16(biases)) => {
-                        simd::run(isa, Dequantize { codes, scales, biases, width, bits, group, indices, out });
-                    }
-                    (Floats::Bf16(scales), Floats::Bf16(biases)) => {
-                        simd::run(isa, Dequantize { codes, scales, biases, width, bits, group, indices, out });
-                    }
-                    // Refused above.
-                    _ => {}
-                },
-            }
+            open_rows(isa, table, &indices[task * each..], out);
         })?)
     })
+}
+
+/// Rows that are converted on the way.
+fn open_rows<O: Element>(isa: Isa, table: &Matrix<'_>, indices: &[u32], out: &mut [O]) {
+    let width = table.columns;
+    match &table.storage {
+        Storage::Dense(values) => with_floats!(values, values => {
+            simd::run(isa, Convert { values, width, indices, out });
+        }),
+        Storage::Packed { words, scales, quantization } => {
+            let rows = PackedRows { words, width, quantization: *quantization, indices, out };
+            match scales {
+                Scales::Affine { scales: Floats::F32(scales), biases: Floats::F32(biases) } => {
+                    simd::run(isa, Affine { rows, scales, biases });
+                }
+                Scales::Affine { scales: Floats::F16(scales), biases: Floats::F16(biases) } => {
+                    simd::run(isa, Affine { rows, scales, biases });
+                }
+                Scales::Affine { scales: Floats::Bf16(scales), biases: Floats::Bf16(biases) } => {
+                    simd::run(isa, Affine { rows, scales, biases });
+                }
+                // A matrix has scales and biases of one type.
+                Scales::Affine { .. } => {}
+                Scales::Byte(scales) => simd::run(isa, Coded { rows, scales }),
+            }
+        }
+    }
 }
 
 /// Rows of the same type.
@@ -154,33 +115,84 @@ impl<E: Element, O: Element> Kernel for Convert<'_, E, O> {
     }
 }
 
-/// Rows in affine groups.
-struct Dequantize<'a, E, O> {
-    codes: &'a [u32],
-    scales: &'a [E],
-    biases: &'a [E],
+/// Rows of packed codes.
+struct PackedRows<'a, O> {
+    words: &'a [u32],
     width: usize,
-    bits: usize,
-    group: usize,
+    quantization: Quantization,
     indices: &'a [u32],
     out: &'a mut [O],
 }
 
-impl<E: Element, O: Element> Kernel for Dequantize<'_, E, O> {
+/// Rows in affine groups.
+struct Affine<'a, E, O> {
+    rows: PackedRows<'a, O>,
+    scales: &'a [E],
+    biases: &'a [E],
+}
+
+impl<E: Element, O: Element> Kernel for Affine<'_, E, O> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let (words, groups) = (self.width / 32 * self.bits, self.width / self.group);
-        let mut row = vec![0.0; self.width];
-        for (index, out) in self.indices.iter().zip(self.out.chunks_mut(self.width)) {
+        let PackedRows { words, width, quantization, indices, out } = self.rows;
+        let (bits, group) = (quantization.bits as usize, quantization.group_size as usize);
+        let (each, groups) = (width / 32 * bits, width / group);
+        let mut row = vec![0.0; width];
+        for (index, out) in indices.iter().zip(out.chunks_mut(width)) {
             let index = *index as usize;
             let affine = AffineRow {
-                words: &self.codes[index * words..][..words],
+                words: &words[index * each..][..each],
                 scales: &self.scales[index * groups..][..groups],
                 biases: &self.biases[index * groups..][..groups],
             };
-            dequantize_row(s, self.bits, self.group, affine, &mut row);
+            dequantize_row(s, bits, group, affine, &mut row);
+            from_f32(s, &row, out);
+        }
+    }
+}
+
+/// All 8-bit floats (e4m3).
+static E4M3: LazyLock<[f32; 256]> = LazyLock::new(|| std::array::from_fn(|code| e4m3(code as u8)));
+
+/// Rows of 4- or 8-bit floats.
+struct Coded<'a, O> {
+    rows: PackedRows<'a, O>,
+    scales: &'a [u8],
+}
+
+impl<O: Element> Kernel for Coded<'_, O> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let PackedRows { words, width, quantization, indices, out } = self.rows;
+        let (bits, group) = (quantization.bits as usize, quantization.group_size as usize);
+        let (groups, group_words) = (width / group, group * bits / 32);
+        let mut row = vec![0.0; width];
+        for (index, out) in indices.iter().zip(out.chunks_mut(width)) {
+            let first = *index as usize * groups;
+            let scales = &self.scales[first..][..groups];
+            let words = words[first * group_words..].chunks_exact(group_words);
+            for ((to, words), scale) in row.chunks_exact_mut(group).zip(words).zip(scales) {
+                let scale = if quantization.mode == QuantMode::Nvfp4 {
+                    E4M3[usize::from(*scale)]
+                } else {
+                    e8m0(*scale)
+                };
+                for (to, word) in to.chunks_exact_mut(32 / bits).zip(words) {
+                    for (i, to) in to.iter_mut().enumerate() {
+                        let code = word >> (i * bits);
+                        *to = scale
+                            * if bits == 8 {
+                                E4M3[code as usize & 255]
+                            } else {
+                                FP4[code as usize & 7].copysign(if code & 8 == 0 { 1.0 } else { -1.0 })
+                            };
+                    }
+                }
+            }
             from_f32(s, &row, out);
         }
     }
@@ -188,8 +200,13 @@ impl<E: Element, O: Element> Kernel for Dequantize<'_, E, O> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{Owned, Type, bits, noise, pools};
+    use super::super::matmul::reference::dequantize;
+    use super::super::testing::{Owned, Type, bits, isas, noise, pools};
     use super::*;
+
+    fn affine(bits: usize, group: usize) -> Quantization {
+        Quantization { bits: bits as i32, group_size: group as i32, mode: QuantMode::Affine }
+    }
 
     /// `mx.quantize` (0.32.2) of `((37 i) mod 64) / 8 - 4`, group 32, and the first six of `mx.dequantize`.
     #[test]
@@ -227,9 +244,10 @@ mod tests {
         ];
         let pool = Pool::new(1).unwrap();
         for (bits, codes, scale, expected) in cases {
-            for isa in Isa::available() {
+            for isa in isas() {
                 let (scales, biases) = (Floats::F32(std::slice::from_ref(&scale)), Floats::F32(&[-4.0]));
-                let table = Table::Affine { codes, scales, biases, width: 32, bits, group: 32 };
+                let scales = Scales::Affine { scales, biases };
+                let table = Matrix::packed(codes, scales, affine(bits, 32), 1, 1, 32).unwrap();
                 let mut out = [0.0; 32];
                 embedding(isa, &pool, &table, &[0], FloatsMut::F32(&mut out)).unwrap();
                 let near = out.iter().zip(expected).all(|(x, y)| (x - y).abs() < 1e-6);
@@ -245,8 +263,8 @@ mod tests {
         for kind in Type::ALL {
             for out_kind in Type::ALL {
                 let values = Owned::new(kind, &noise(1, 7 * 100));
-                let table = Table::Dense { values: values.view(), width: 100 };
-                for isa in Isa::available() {
+                let table = Matrix::dense(values.view(), 1, 7, 100).unwrap();
+                for isa in isas() {
                     let mut out = Owned::zeros(out_kind, 500);
                     embedding(isa, &pools[1], &table, &indices, out.view_mut()).unwrap();
                     let all = values.to_f32();
@@ -259,40 +277,39 @@ mod tests {
     }
 
     #[test]
-    fn affine_tables_of_every_width_group_and_type() {
+    fn quantized_tables_of_every_mode_width_group_and_type() {
         let pools = pools();
         let (rows, width) = (9, 256);
-        for code_bits in affine::WIDTHS {
-            for group in affine::GROUPS {
-                for kind in Type::ALL {
-                    let codes: Vec<u32> = noise(5, rows * width / 32 * code_bits)
-                        .iter()
-                        .map(|x| x.to_bits().wrapping_mul(0x9e37_79b1))
-                        .collect();
-                    let scales = Owned::new(kind, &noise(6, rows * width / group));
-                    let biases = Owned::new(kind, &noise(7, rows * width / group));
-                    let (s, b) = (scales.view(), biases.view());
-                    let table =
-                        Table::Affine { codes: &codes, scales: s, biases: b, width, bits: code_bits, group };
-                    let value = |row: usize, i: usize| {
-                        let stream = &codes[row * width / 32 * code_bits..];
-                        let code = (0..code_bits).fold(0, |code, bit| {
-                            let at = i * code_bits + bit;
-                            code | (stream[at / 32] >> (at % 32) & 1) << bit
-                        });
-                        let entry = (row * width + i) / group;
-                        (code as f32).mul_add(s.get(entry).unwrap(), b.get(entry).unwrap())
-                    };
-                    let indices: Vec<u32> = (0..200).map(|i| i * 7 % 9).collect();
-                    let expected: Vec<f32> = indices
-                        .iter()
-                        .flat_map(|row| (0..width).map(|i| value(*row as usize, i)).collect::<Vec<_>>())
-                        .collect();
-                    for isa in Isa::available() {
-                        let mut out = vec![0.0; expected.len()];
-                        embedding(isa, &pools[2], &table, &indices, FloatsMut::F32(&mut out)).unwrap();
-                        assert_eq!(bits(&out), bits(&expected));
-                    }
+        let mut modes: Vec<Quantization> = [2, 3, 4, 5, 6, 8]
+            .iter()
+            .flat_map(|bits| [32, 64, 128].map(|group| affine(*bits, group)))
+            .collect();
+        modes.push(Quantization { bits: 4, group_size: 32, mode: QuantMode::Mxfp4 });
+        modes.push(Quantization { bits: 4, group_size: 16, mode: QuantMode::Nvfp4 });
+        modes.push(Quantization { bits: 8, group_size: 32, mode: QuantMode::Mxfp8 });
+        for quantization in modes {
+            for kind in Type::ALL {
+                let groups = rows * width / quantization.group_size as usize;
+                let random =
+                    |count| noise(5, count).into_iter().map(|x| x.to_bits().wrapping_mul(0x9e37_79b1));
+                let words: Vec<u32> = random(rows * width / 32 * quantization.bits as usize).collect();
+                let bytes: Vec<u8> = random(groups).map(|x| 90 + (x >> 24) as u8 % 60).collect();
+                let (s, b) = (Owned::new(kind, &noise(6, groups)), Owned::new(kind, &noise(7, groups)));
+                let scales = match quantization.mode {
+                    QuantMode::Affine => Scales::Affine { scales: s.view(), biases: b.view() },
+                    _ => Scales::Byte(&bytes),
+                };
+                let table = Matrix::packed(&words, scales, quantization, 1, rows, width).unwrap();
+                let all = dequantize(&table);
+                let indices: Vec<u32> = (0..200).map(|i| i * 7 % 9).collect();
+                let expected: Vec<f32> = indices
+                    .iter()
+                    .flat_map(|row| all[*row as usize * width..][..width].iter().map(|x| *x as f32))
+                    .collect();
+                for isa in isas() {
+                    let mut out = vec![0.0; expected.len()];
+                    embedding(isa, &pools[2], &table, &indices, FloatsMut::F32(&mut out)).unwrap();
+                    assert_eq!(bits(&out), bits(&expected), "{quantization:?}");
                 }
             }
         }
@@ -301,17 +318,9 @@ mod tests {
     #[test]
     fn an_index_past_the_table_is_refused() {
         let pool = Pool::new(1).unwrap();
-        let table = Table::Dense { values: Floats::F32(&[0.0; 12]), width: 4 };
+        let table = Matrix::dense(Floats::F32(&[0.0; 12]), 1, 3, 4).unwrap();
         let error = embedding(Isa::PLAIN, &pool, &table, &[0, 3], FloatsMut::F32(&mut [0.0; 8])).unwrap_err();
         assert_eq!(error.to_string(), "embedding: index 3 is outside the table's 3 rows");
-        let ragged = Table::Dense { values: Floats::F32(&[0.0; 13]), width: 4 };
-        assert!(embedding(Isa::PLAIN, &pool, &ragged, &[0], FloatsMut::F32(&mut [0.0; 4])).is_err());
-        let codes = [0; 4];
-        let bad = |bits, group, width| {
-            let (scales, biases) = (Floats::F32(&[1.0]), Floats::F32(&[1.0]));
-            let table = Table::Affine { codes: &codes, scales, biases, width, bits, group };
-            embedding(Isa::PLAIN, &pool, &table, &[0], FloatsMut::F32(&mut [0.0; 32])).is_err()
-        };
-        assert!(bad(7, 32, 32) && bad(4, 16, 32) && bad(4, 32, 40) && bad(8, 32, 32));
+        assert!(embedding(Isa::PLAIN, &pool, &table, &[0], FloatsMut::F32(&mut [0.0; 5])).is_err());
     }
 }

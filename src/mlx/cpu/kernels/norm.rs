@@ -277,7 +277,7 @@ fn add<S: Simd, E: Element>(s: S, a: &[E], b: &[E], to: &mut [E]) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{Owned, Type, assert_near, bits, noise, pools};
+    use super::super::testing::{Owned, Type, assert_near, bits, isas, noise, pools};
     use super::*;
 
     /// Both norms written plainly.
@@ -296,8 +296,8 @@ mod tests {
         let pools = pools();
         for kind in Type::ALL {
             for weight_kind in [Type::F32, kind] {
-                for width in [1, 15, 16, 63, 64, 80, 576, 1001] {
-                    let (count, stride) = (130, width + 3);
+                for width in [1, 15, 64, 80, 1001] {
+                    let (count, stride) = (40, width + 3);
                     let x = Owned::new(kind, &noise(1, count * stride));
                     let weight = Owned::new(weight_kind, &noise(2, width));
                     let bias = Owned::new(weight_kind, &noise(3, width));
@@ -323,7 +323,7 @@ mod tests {
                             // One element alone is centred to nothing, divided by almost nothing.
                             assert_near(found, &expected, Type::F32, 3e-6);
                         }
-                        for isa in Isa::available() {
+                        for isa in isas() {
                             for pool in &pools {
                                 assert_eq!(bits(&compute(isa, pool, &rows)), bits(&plain));
                             }
@@ -365,7 +365,7 @@ mod tests {
                 let weight = Owned::new(kind, &noise(3, width));
                 let x = Rows::dense(x.view(), width).unwrap();
                 let residual = Rows::new(residual.view(), count, width, width + 1).unwrap();
-                for isa in Isa::available() {
+                for isa in isas() {
                     let pool = Pool::new(2).unwrap();
                     let (mut sum, mut out) =
                         (Owned::zeros(kind, count * width), Owned::zeros(kind, count * width));

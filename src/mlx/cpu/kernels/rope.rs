@@ -241,7 +241,7 @@ fn turn<S: Simd>(s: S, a: S::V, b: S::V, cos: S::V, sin: S::V) -> (S::V, S::V) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{Owned, Type, assert_near, bits, noise, pools};
+    use super::super::testing::{Owned, Type, assert_near, bits, isas, noise, pools};
     use super::*;
 
     fn ramp(count: usize) -> Vec<f32> {
@@ -375,7 +375,7 @@ mod tests {
                 }
                 // The angle itself is rounded to float32: up to 7500 radians here.
                 assert_near(&found, &expected, kind, 5e-4);
-                for isa in Isa::available() {
+                for isa in isas() {
                     for pool in &pools {
                         assert_eq!(bits(&compute(isa, pool, &heads, &offsets)), bits(&found));
                     }

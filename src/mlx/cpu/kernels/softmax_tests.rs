@@ -1,4 +1,4 @@
-use super::super::testing::{Owned, Type, assert_near, bits, noise, pools};
+use super::super::testing::{Owned, Type, assert_near, bits, isas, noise, pools};
 use super::*;
 
 fn logits(kind: Type, count: usize, width: usize) -> Owned {
@@ -9,7 +9,7 @@ fn logits(kind: Type, count: usize, width: usize) -> Owned {
 fn softmax_and_logsumexp_agree_with_the_reference_whatever_the_cut() {
     let pools = pools();
     for kind in Type::ALL {
-        for (count, width) in [(1, 1), (3, 17), (70, 100), (2, 4096), (2, 49_152), (1, 30_001)] {
+        for (count, width) in [(1, 1), (3, 17), (70, 100), (2, 4096), (1, 30_001)] {
             let x = logits(kind, count, width);
             let rows = Rows::dense(x.view(), width).unwrap();
             let compute = |isa, pool: &Pool, rows: &Rows<'_>| {
@@ -28,7 +28,7 @@ fn softmax_and_logsumexp_agree_with_the_reference_whatever_the_cut() {
                 assert_near(&plain.0[row * width..][..width], &expected, kind, 1e-7);
                 assert!((f64::from(plain.1[row]) - sum.ln()).abs() < 3e-6);
             }
-            for isa in Isa::available() {
+            for isa in isas() {
                 for pool in &pools {
                     let found = compute(isa, pool, &rows);
                     assert_eq!((bits(&found.0), bits(&found.1)), (bits(&plain.0), bits(&plain.1)));
@@ -46,7 +46,7 @@ fn hidden_entries_and_nan_follow_the_mathematics() {
     let low = f32::NEG_INFINITY;
     let x = [1.0, low, 1.0, low, low, low, 0.0, f32::NAN, 0.0];
     let rows = Rows::dense(Floats::F32(&x), 3).unwrap();
-    for isa in Isa::available() {
+    for isa in isas() {
         let (mut out, mut sums) = ([7.0; 9], [0.0; 3]);
         softmax(isa, &pool, &rows, FloatsMut::F32(&mut out)).unwrap();
         assert_eq!(out[..3], [0.5, 0.0, 0.5]);
@@ -62,7 +62,7 @@ fn the_first_of_equal_largest_entries_wins_and_nan_never_does() {
     let check = |row: &[f32], expected: u32| {
         for kind in Type::ALL {
             let x = Owned::new(kind, row);
-            for isa in Isa::available() {
+            for isa in isas() {
                 let mut out = [9];
                 let rows = Rows::new(x.view(), 1, row.len(), row.len()).unwrap();
                 argmax(isa, &pools[1], &rows, &mut out).unwrap();
@@ -107,7 +107,7 @@ fn the_largest_few_are_those_of_a_full_sort() {
                 x.to_f32().into_iter().enumerate().map(|(i, x)| (i as u32, x)).collect();
             expected.sort_by(larger_first);
             expected.truncate(k);
-            for isa in Isa::available() {
+            for isa in isas() {
                 assert_eq!(top_k(isa, x.view(), k), expected);
             }
         }

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use super::{Floats, FloatsMut};
-use crate::mlx::cpu::Pool;
+use crate::mlx::cpu::{Isa, Level, Pool};
 
 /// Owned numbers of one of the three types.
 #[derive(Clone, Debug)]
@@ -113,4 +113,11 @@ pub(super) fn erf_exact(x: f64) -> f64 {
         1.0 - (-z * z).exp() / (std::f64::consts::PI.sqrt() * fraction)
     };
     value.copysign(x)
+}
+
+/// The instruction sets that these kernels tell apart.
+pub(super) fn isas() -> Vec<Isa> {
+    let all = Isa::available().into_iter();
+    let best = Isa::detect();
+    all.filter(|isa| *isa == best || isa.level() != Level::Avx512).collect()
 }

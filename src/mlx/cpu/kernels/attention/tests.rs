@@ -3,7 +3,7 @@
 use half::f16;
 use proptest::prelude::*;
 
-use super::super::testing::{Owned, Type, bits, noise, pools};
+use super::super::testing::{Owned, Type, bits, isas, noise, pools};
 use super::*;
 use crate::mlx::cpu::Level;
 
@@ -186,7 +186,9 @@ impl Case {
             let error = (f64::from(*found) - expected).abs();
             assert!(error < 2e-6, "{i}: {found} is not {expected} in {self:?}");
         }
-        for isa in Isa::available() {
+        for isa in isas() {
+            // The cut is the same on all instruction sets.
+            let pools = if isa == Isa::detect() { pools } else { &pools[1..2] };
             for pool in pools {
                 let found = self.compute(isa, pool, &buffers, 0..self.length);
                 assert_eq!(bits(&found), bits(&plain), "{} {} {self:?}", isa.level(), pool.threads());
@@ -198,7 +200,7 @@ impl Case {
 fn cases() -> impl Strategy<Value = Case> {
     let kinds = || prop_oneof![Just(Type::F32), Just(Type::F16), Just(Type::Bf16)];
     let dims = || prop_oneof![Just(16), Just(40), Just(64), Just(80), Just(96), Just(128), 1..40usize];
-    let shape = (1..3usize, 1..4usize, 1..6usize, 1..40usize, 0..300usize, dims(), dims());
+    let shape = (1..3usize, 1..3usize, 1..6usize, 1..24usize, 0..200usize, dims(), dims());
     let quantized = prop_oneof![
         2 => Just(None),
         1 => (prop_oneof![Just(4), Just(8), Just(3)], prop_oneof![Just(32), Just(64)]).prop_map(Some)
@@ -243,7 +245,7 @@ fn cases() -> impl Strategy<Value = Case> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn all_paths_agree_with_the_reference(case in cases()) {
@@ -298,11 +300,9 @@ fn every_width_of_a_quantized_cache() {
     let pools = pools();
     for bits in affine::WIDTHS {
         for group in affine::GROUPS {
-            for (length, kind) in [(1, Type::F32), (9, Type::F16), (1, Type::Bf16)] {
-                let quantized = Some((bits, group));
-                let case = Case { quantized, length, kind, ..Case::default() };
-                Case { dim: 128, value_dim: 128, keys: 130, ..case }.check(&pools);
-            }
+            let (quantized, kind) = (Some((bits, group)), Type::ALL[bits % 3]);
+            let case = Case { quantized, length: 1 + bits % 2, kind, ..Case::default() };
+            Case { dim: 128, value_dim: 128, keys: 70, ..case }.check(&pools);
         }
     }
 }
@@ -380,7 +380,7 @@ fn values_that_are_not_finite_stay_with_the_queries_that_see_them() {
     let Owned::F32(values) = &mut buffers.values else { unreachable!() };
     // The last key of the first head: hidden from all queries but the last.
     values[89 * 64..90 * 64].fill(f32::INFINITY);
-    for isa in Isa::available() {
+    for isa in isas() {
         let out = case.compute(isa, &Pool::new(2).unwrap(), &buffers, 0..20);
         assert!(out[..19 * 64].iter().all(|x| x.is_finite()));
         assert!(out[19 * 64..20 * 64].iter().all(|x| !x.is_finite()));
@@ -393,7 +393,7 @@ fn nan_scores_are_not_hidden() {
     let mut buffers = case.buffers();
     let Owned::F32(keys) = &mut buffers.keys else { unreachable!() };
     keys[66 * 64] = f32::NAN;
-    for isa in Isa::available() {
+    for isa in isas() {
         let out = case.compute(isa, &Pool::new(1).unwrap(), &buffers, 0..1);
         assert!(out[..3 * 64].iter().all(|x| x.is_nan()) && out[3 * 64..].iter().all(|x| x.is_finite()));
     }

@@ -19,7 +19,7 @@ pub enum Scales<'a> {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Storage<'a> {
+pub(in super::super) enum Storage<'a> {
     Dense(Floats<'a>),
     Packed { words: &'a [u32], scales: Scales<'a>, quantization: QuantParams },
 }
@@ -30,10 +30,10 @@ pub(super) enum Storage<'a> {
 /// bits `i * bits` to `(i + 1) * bits`, whatever the word borders.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a> {
-    pub(super) storage: Storage<'a>,
-    pub(super) experts: usize,
-    pub(super) rows: usize,
-    pub(super) columns: usize,
+    pub(in super::super) storage: Storage<'a>,
+    pub(in super::super) experts: usize,
+    pub(in super::super) rows: usize,
+    pub(in super::super) columns: usize,
 }
 
 impl<'a> Matrix<'a> {

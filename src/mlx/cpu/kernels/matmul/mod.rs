@@ -29,6 +29,7 @@ mod schedule;
 mod simd;
 mod source;
 
+pub(super) use matrix::Storage;
 pub use matrix::{Matrix, Scales};
 
 use super::super::{Isa, Level, Pool, PoolError};
