@@ -1,5 +1,7 @@
 //! Generation over the tiny checkpoints: limits, bad requests, caches that are saved and resumed.
 
+#![allow(clippy::unwrap_used)] // a test may panic
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 

@@ -1,5 +1,7 @@
 //! Memory over a long decode; alone in its process, because MLX counts for the whole of it.
 
+#![allow(clippy::unwrap_used)] // a test may panic
+
 use std::path::Path;
 
 use mlx_bun::cache::{LayerCache, make_prompt_cache};

@@ -1,5 +1,7 @@
 //! Samplers against draws recorded from mlx-lm's `make_sampler` (mlx 0.32.2, any CPU) for one row of logits.
 
+#![allow(clippy::unwrap_used)] // a test may panic
+
 use mlx_bun::mlx::random::RandomState;
 use mlx_bun::mlx::{Array, Result};
 use mlx_bun::sampling::{

@@ -10,7 +10,7 @@ use super::matmul::reference::{FP4, e4m3, e8m0};
 use super::matmul::{Matrix, Scales, Storage};
 use super::simd::{self, Element, Kernel, Simd, from_f32, to_f32};
 use super::{SERIAL_ELEMENTS, with_floats, with_floats_mut};
-use crate::mlx::{QuantMode, Quantization};
+use crate::checkpoint::{QuantMode, QuantParams};
 
 const OP: &str = "embedding";
 
@@ -119,7 +119,7 @@ impl<E: Element, O: Element> Kernel for Convert<'_, E, O> {
 struct PackedRows<'a, O> {
     words: &'a [u32],
     width: usize,
-    quantization: Quantization,
+    quantization: QuantParams,
     indices: &'a [u32],
     out: &'a mut [O],
 }
@@ -204,8 +204,8 @@ mod tests {
     use super::super::testing::{Owned, Type, bits, isas, noise, pools};
     use super::*;
 
-    fn affine(bits: usize, group: usize) -> Quantization {
-        Quantization { bits: bits as i32, group_size: group as i32, mode: QuantMode::Affine }
+    fn affine(bits: usize, group: usize) -> QuantParams {
+        QuantParams { bits: bits as u8, group_size: group as u32, mode: QuantMode::Affine }
     }
 
     /// `mx.quantize` (0.32.2) of `((37 i) mod 64) / 8 - 4`, group 32, and the first six of `mx.dequantize`.
@@ -280,13 +280,13 @@ mod tests {
     fn quantized_tables_of_every_mode_width_group_and_type() {
         let pools = pools();
         let (rows, width) = (9, 256);
-        let mut modes: Vec<Quantization> = [2, 3, 4, 5, 6, 8]
+        let mut modes: Vec<QuantParams> = [2, 3, 4, 5, 6, 8]
             .iter()
             .flat_map(|bits| [32, 64, 128].map(|group| affine(*bits, group)))
             .collect();
-        modes.push(Quantization { bits: 4, group_size: 32, mode: QuantMode::Mxfp4 });
-        modes.push(Quantization { bits: 4, group_size: 16, mode: QuantMode::Nvfp4 });
-        modes.push(Quantization { bits: 8, group_size: 32, mode: QuantMode::Mxfp8 });
+        modes.push(QuantParams { bits: 4, group_size: 32, mode: QuantMode::Mxfp4 });
+        modes.push(QuantParams { bits: 4, group_size: 16, mode: QuantMode::Nvfp4 });
+        modes.push(QuantParams { bits: 8, group_size: 32, mode: QuantMode::Mxfp8 });
         for quantization in modes {
             for kind in Type::ALL {
                 let groups = rows * width / quantization.group_size as usize;
