@@ -170,6 +170,7 @@ fn dict(state: &State, args: &[Value]) -> Result<Value, Error> {
         [] => {}
         [source] => match source.downcast_object_ref::<PyDict>() {
             Some(dict) => entries.extend_from_slice(dict.entries()),
+            None if source.is_undefined() => return Err(error("dict() of an undefined value")),
             None => {
                 for pair in values::iterate(state, source)? {
                     match pair.downcast_object_ref::<PySeq>().map(|seq| seq.items.as_slice()) {

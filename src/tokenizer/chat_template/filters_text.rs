@@ -1,6 +1,6 @@
 //! Jinja's filters on text and numbers, with Jinja's parameter names.
 
-use minijinja::value::ValueKind;
+use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, State, Value};
 
 use super::arguments::{bind, flag, integer, optional_integer, required, split, string};
@@ -102,6 +102,19 @@ pub(super) fn register(env: &mut Environment<'static>) {
             Some(Number::Float(number)) => Ok(Value::from(number.abs())),
             None => Err(error(format!("bad operand type for abs(): '{}'", type_name(&value)))),
         }
+    });
+    add_filter(env, "round", |_, args| {
+        let [value, precision, method] = bind("round", args, ["value", "precision", "method"])?;
+        let value = required("round", "value", value)?;
+        let precision = precision.as_ref().map(integer).transpose()?;
+        let precision = precision.map(|precision| i32::try_from(precision.clamp(-400, 400)).unwrap_or(0));
+        let method = method.as_ref().map(|method| string("round", method)).transpose()?;
+        let value = match Number::of(&value) {
+            Some(Number::Int(number)) => int(number),
+            Some(Number::Float(number)) => Value::from(number),
+            None => return Err(error(format!("type {} has no rounding", type_name(&value)))),
+        };
+        minijinja::filters::round(value, precision, method, Kwargs::from_iter([] as [(&str, Value); 0]))
     });
     add_filter(env, "attr", |_, args| {
         let [value, name] = bind("attr", args, ["obj", "name"])?;

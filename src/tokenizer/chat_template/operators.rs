@@ -276,7 +276,26 @@ pub(super) fn formatted(
         return Err(error("a width taken from the arguments is not supported"));
     }
     charge(state, requested)?;
+    if matches!(style, FormatStyle::Printf) {
+        check_all_converted(text, args)?;
+    }
     format(style, text, args).map(Value::from)
+}
+
+/// Python refuses arguments that a `%` format does not use, but for a single list or dict.
+fn check_all_converted(text: &str, args: &[Value]) -> Result<(), Error> {
+    let single_container = match args {
+        [only] => {
+            let is_list = only.downcast_object_ref::<PySeq>().is_some_and(|seq| seq.kind == SeqKind::List);
+            is_list || only.downcast_object_ref::<PyDict>().is_some()
+        }
+        _ => false,
+    };
+    let conversions = text.replace("%%", "").matches('%').count();
+    if args.len() > conversions && !single_container {
+        return Err(error("not all arguments converted during string formatting"));
+    }
+    Ok(())
 }
 
 fn compare_chain(state: &State, args: &[Value]) -> Result<Value, Error> {
@@ -454,27 +473,25 @@ fn not_a_container(value: &Value) -> Error {
     error(format!("argument of type '{}' is not iterable", type_name(value)))
 }
 
-/// `value[start:stop:step]`; undefined when the value cannot be sliced, as for any subscript in Jinja.
+/// `value[start:stop:step]`.
 pub(super) fn slice(state: &State, value: &Value, bounds: &[Value]) -> Result<Value, Error> {
     if value.is_undefined() {
         return Err(Error::new(ErrorKind::UndefinedError, "cannot slice an undefined value"));
     }
+    let is_text = value.kind() == ValueKind::String;
+    let object = value.as_object().filter(|object| is_indexable(object));
+    if object.is_none() && !is_text {
+        return Err(error(format!("'{}' object cannot be sliced", type_name(value))));
+    }
     let mut integers = [None, None, None];
     for (slot, bound) in integers.iter_mut().zip(bounds) {
         if !bound.is_none() {
-            match integer(bound) {
-                Ok(bound) => *slot = Some(bound),
-                Err(_) => return Ok(Value::UNDEFINED),
-            }
+            let bound = integer(bound).map_err(|_| error("slice indices must be integers or None"))?;
+            *slot = Some(bound);
         }
     }
     let [start, stop, step] = integers;
     let step = step.unwrap_or(1);
-    let is_text = value.kind() == ValueKind::String;
-    let object = value.as_object().filter(|object| is_indexable(object));
-    if object.is_none() && !is_text {
-        return Ok(Value::UNDEFINED);
-    }
     if step == 0 {
         return Err(error("slice step cannot be zero"));
     }

@@ -4,7 +4,7 @@ use minijinja::formatting::FormatStyle;
 use minijinja::value::ValueKind;
 use minijinja::{Error, State, Value};
 
-use super::arguments::{bind, flag, integer, optional_integer, required, string};
+use super::arguments::{bind, integer, optional_integer, required, strict_flag, string};
 use super::methods::clamp_index;
 use super::operators::formatted;
 use super::python_char::{is_alpha, is_cased, is_decimal, is_digit, is_identifier, is_line_break, is_space};
@@ -292,7 +292,7 @@ pub(super) fn lines(text: &str, keep_ends: bool) -> Vec<&str> {
 fn split_lines(state: &State, text: &str, args: &[Value]) -> Result<Value, Error> {
     let [keep_ends] = bind("splitlines", args, ["keepends"])?;
     charge(state, text.len())?;
-    list_of_str(state, lines(text, flag(keep_ends, false)).into_iter())
+    list_of_str(state, lines(text, strict_flag(keep_ends)?).into_iter())
 }
 
 fn partition(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
