@@ -8,8 +8,9 @@ use minijinja::value::{Rest, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, UndefinedBehavior, Value};
 
 use super::arguments::{bind, integer, required, split, string};
+use super::containers::{PyDict, PyRange, PySeq};
 use super::error::RaisedByTemplate;
-use super::values::{self, PyDict, PyRange, PySeq, error};
+use super::values::{self, error};
 use super::{
     filters_seq, filters_text, methods, operators, predicates, python_json, python_repr, rewrite, strftime,
 };

@@ -6,12 +6,12 @@ use minijinja::value::ValueKind;
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
 use super::arguments::{bind, flag, integer, optional_integer, required, split, strict_flag};
+use super::comparisons::{equal, less_than};
+use super::containers::{PyDict, PyGenerator, PyGroup, PySeq};
 use super::environment::{add_filter, add_higher_filter};
-use super::operators::{self, equal, get_item, less_than, text_of};
+use super::operators::{self, get_item, text_of};
 use super::python_sort::merge_sort;
-use super::values::{
-    self, PyDict, PyGenerator, PyGroup, PySeq, charge, charge_items, error, iterate, type_name,
-};
+use super::values::{self, charge, charge_items, error, iterate, type_name};
 
 /// Registers the sequence filters.
 pub(super) fn register(env: &mut Environment<'static>) {

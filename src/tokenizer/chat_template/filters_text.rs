@@ -4,11 +4,12 @@ use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, State, Value};
 
 use super::arguments::{bind, flag, integer, optional_integer, required, split, string};
+use super::containers::PyDict;
 use super::environment::add_filter;
 use super::methods::{DictAttribute, dict_attribute};
 use super::operators::{Number, int, printf, text_of};
 use super::python_str::{capitalize, lines, padded, replace, strip, strip_end};
-use super::values::{PyDict, charge, error, type_name};
+use super::values::{charge, error, type_name};
 
 /// Registers the text and number filters.
 pub(super) fn register(env: &mut Environment<'static>) {
@@ -61,7 +62,7 @@ pub(super) fn register(env: &mut Environment<'static>) {
     add_filter(env, "urlencode", |state, args| {
         let [value] = bind("urlencode", args, ["value"])?;
         let value = required("urlencode", "value", value)?;
-        if !matches!(value.kind(), ValueKind::String | ValueKind::Number | ValueKind::Bool) {
+        if value.as_object().is_some() {
             return Err(error(format!("cannot urlencode '{}'", type_name(&value))));
         }
         Ok(Value::from(url_quote(&text_of(state, &value)?)))
@@ -164,7 +165,9 @@ fn url_quote(text: &str) -> String {
 
 fn indent(state: &State, args: &[Value]) -> Result<Value, Error> {
     let [value, width, first, blank] = bind("indent", args, ["s", "width", "first", "blank"])?;
-    let text = text_of(state, &required("indent", "s", value)?)?;
+    let value = required("indent", "s", value)?;
+    let text = string("indent", &value)?;
+    charge(state, text.len())?;
     let indention = match width {
         Some(width) if width.kind() == ValueKind::String => width.as_str().unwrap_or_default().to_owned(),
         Some(width) => match integer(&width)? {

@@ -5,11 +5,12 @@ use minijinja::value::ValueKind;
 use minijinja::{Error, State, Value};
 
 use super::arguments::{bind, integer, optional_integer, required, strict_flag, string};
+use super::containers::{PySeq, SeqKind};
 use super::methods::clamp_index;
 use super::operators::formatted;
 use super::python_char::{is_alpha, is_cased, is_decimal, is_digit, is_identifier, is_line_break, is_space};
 use super::python_repr::is_printable;
-use super::values::{PySeq, SeqKind, charge, charge_items, error, iterate, type_name};
+use super::values::{charge, charge_items, error, iterate, type_name};
 
 /// The longest result of a padding method.
 const MAX_WIDTH: i64 = 1 << 20;
