@@ -115,6 +115,9 @@ fn write_object(out: &mut dyn Write, value: &Value) -> fmt::Result {
         }
         return out.write_str("}>");
     }
+    if value.as_object().is_some_and(|object| object.type_name().ends_with("::BoxedFunction")) {
+        return out.write_str("<function>");
+    }
     write!(out, "{value}")
 }
 
