@@ -10,7 +10,8 @@ use mlx_bun::tokenizer::chat_template::{ChatTemplate, RenderRequest, TemplateErr
 use serde_json::{Value, json};
 
 /// How snippets start that differ on purpose, and why.
-const MEANT: [(&str, &str); 5] = [
+const MEANT: [(&str, &str); 6] = [
+    ("{{ '%d%%' % 3.7 }}", "a float for %d is an error"),
     ("{{ '{}-{}'.format('a', 1) }}", "conversions such as `!r` in str.format are an error"),
     ("{{ [1, 2, 3][1.0] }}", "a float with an integral value is an index"),
     ("{{ self }}", "prints nothing; in Jinja a reference to the template"),

@@ -92,3 +92,13 @@ pub(super) fn string<'a>(function: &str, value: &'a Value) -> Result<&'a str, Er
 pub(super) fn flag(value: Option<Value>, default: bool) -> bool {
     value.map_or(default, |value| value.is_true())
 }
+
+/// Whether a flag of a function written in C is set: an undefined one is an error there.
+pub(super) fn strict_flag(value: Option<Value>) -> Result<bool, Error> {
+    match value {
+        Some(value) if value.is_undefined() => {
+            Err(error("'Undefined' object cannot be interpreted as an integer"))
+        }
+        value => Ok(flag(value, false)),
+    }
+}

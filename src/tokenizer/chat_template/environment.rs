@@ -8,8 +8,9 @@ use minijinja::value::{Rest, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, UndefinedBehavior, Value};
 
 use super::arguments::{bind, integer, required, split, string};
+use super::containers::{PyDict, PyRange, PySeq};
 use super::error::RaisedByTemplate;
-use super::values::{self, PyDict, PyRange, PySeq, error};
+use super::values::{self, error};
 use super::{
     filters_seq, filters_text, methods, operators, predicates, python_json, python_repr, rewrite, strftime,
 };
@@ -170,6 +171,7 @@ fn dict(state: &State, args: &[Value]) -> Result<Value, Error> {
         [] => {}
         [source] => match source.downcast_object_ref::<PyDict>() {
             Some(dict) => entries.extend_from_slice(dict.entries()),
+            None if source.is_undefined() => return Err(error("dict() of an undefined value")),
             None => {
                 for pair in values::iterate(state, source)? {
                     match pair.downcast_object_ref::<PySeq>().map(|seq| seq.items.as_slice()) {

@@ -5,13 +5,13 @@
 use minijinja::value::ValueKind;
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
-use super::arguments::{bind, flag, integer, optional_integer, required, split};
+use super::arguments::{bind, flag, integer, optional_integer, required, split, strict_flag};
+use super::comparisons::{equal, less_than};
+use super::containers::{PyDict, PyGenerator, PyGroup, PySeq};
 use super::environment::{add_filter, add_higher_filter};
-use super::operators::{self, equal, get_item, less_than, text_of};
+use super::operators::{self, get_item, text_of};
 use super::python_sort::merge_sort;
-use super::values::{
-    self, PyDict, PyGenerator, PyGroup, PySeq, charge, charge_items, error, iterate, type_name,
-};
+use super::values::{self, charge, charge_items, error, iterate, type_name};
 
 /// Registers the sequence filters.
 pub(super) fn register(env: &mut Environment<'static>) {
@@ -225,7 +225,7 @@ fn sort(state: &State, args: &[Value]) -> Result<Value, Error> {
             Ok((key, item))
         })
         .collect::<Result<Vec<_>, Error>>()?;
-    PySeq::list(sort_keyed(state, keyed, flag(reverse, false))?)
+    PySeq::list(sort_keyed(state, keyed, strict_flag(reverse)?)?)
 }
 
 /// The sort key of an item for an attribute list such as `"name,age"`.
@@ -292,9 +292,17 @@ fn groupby(state: &State, args: &[Value]) -> Result<Value, Error> {
     )
 }
 
+/// The items of a value; none of a false one, whatever its type, as `map` and `select` have it in Jinja.
+fn truthy_items(state: &State, value: Option<&Value>) -> Result<Vec<Value>, Error> {
+    match value {
+        Some(value) if value.is_true() => iterate(state, value),
+        _ => Ok(Vec::new()),
+    }
+}
+
 fn map(state: &mut State, args: &[Value]) -> Result<Value, Error> {
     let (positional, keywords) = split(args);
-    let items = iterate(state, positional.first().unwrap_or(&Value::UNDEFINED))?;
+    let items = truthy_items(state, positional.first())?;
     let keyword = |wanted: &str| {
         let found = keywords.iter().find(|(name, _)| name == wanted);
         found.map(|(_, value)| value.clone())
@@ -335,7 +343,7 @@ fn select(
     by_attribute: bool,
     wanted: bool,
 ) -> Result<Value, Error> {
-    let items = iterate(state, args.first().unwrap_or(&Value::UNDEFINED))?;
+    let items = truthy_items(state, args.first())?;
     let attribute = if by_attribute { args.get(1) } else { None };
     if by_attribute && attribute.is_none() {
         return Err(Error::new(ErrorKind::MissingArgument, format!("{name} is missing the attribute")));

@@ -1,14 +1,15 @@
 //! Jinja's filters on text and numbers, with Jinja's parameter names.
 
-use minijinja::value::ValueKind;
+use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, State, Value};
 
 use super::arguments::{bind, flag, integer, optional_integer, required, split, string};
+use super::containers::PyDict;
 use super::environment::add_filter;
 use super::methods::{DictAttribute, dict_attribute};
 use super::operators::{Number, int, printf, text_of};
 use super::python_str::{capitalize, lines, padded, replace, strip, strip_end};
-use super::values::{PyDict, charge, error, type_name};
+use super::values::{charge, error, type_name};
 
 /// Registers the text and number filters.
 pub(super) fn register(env: &mut Environment<'static>) {
@@ -61,7 +62,7 @@ pub(super) fn register(env: &mut Environment<'static>) {
     add_filter(env, "urlencode", |state, args| {
         let [value] = bind("urlencode", args, ["value"])?;
         let value = required("urlencode", "value", value)?;
-        if !matches!(value.kind(), ValueKind::String | ValueKind::Number | ValueKind::Bool) {
+        if value.as_object().is_some() {
             return Err(error(format!("cannot urlencode '{}'", type_name(&value))));
         }
         Ok(Value::from(url_quote(&text_of(state, &value)?)))
@@ -102,6 +103,19 @@ pub(super) fn register(env: &mut Environment<'static>) {
             Some(Number::Float(number)) => Ok(Value::from(number.abs())),
             None => Err(error(format!("bad operand type for abs(): '{}'", type_name(&value)))),
         }
+    });
+    add_filter(env, "round", |_, args| {
+        let [value, precision, method] = bind("round", args, ["value", "precision", "method"])?;
+        let value = required("round", "value", value)?;
+        let precision = precision.as_ref().map(integer).transpose()?;
+        let precision = precision.map(|precision| i32::try_from(precision.clamp(-400, 400)).unwrap_or(0));
+        let method = method.as_ref().map(|method| string("round", method)).transpose()?;
+        let value = match Number::of(&value) {
+            Some(Number::Int(number)) => int(number),
+            Some(Number::Float(number)) => Value::from(number),
+            None => return Err(error(format!("type {} has no rounding", type_name(&value)))),
+        };
+        minijinja::filters::round(value, precision, method, Kwargs::from_iter([] as [(&str, Value); 0]))
     });
     add_filter(env, "attr", |_, args| {
         let [value, name] = bind("attr", args, ["obj", "name"])?;
@@ -151,7 +165,9 @@ fn url_quote(text: &str) -> String {
 
 fn indent(state: &State, args: &[Value]) -> Result<Value, Error> {
     let [value, width, first, blank] = bind("indent", args, ["s", "width", "first", "blank"])?;
-    let text = text_of(state, &required("indent", "s", value)?)?;
+    let value = required("indent", "s", value)?;
+    let text = string("indent", &value)?;
+    charge(state, text.len())?;
     let indention = match width {
         Some(width) if width.kind() == ValueKind::String => width.as_str().unwrap_or_default().to_owned(),
         Some(width) => match integer(&width)? {

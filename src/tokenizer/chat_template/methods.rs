@@ -8,8 +8,9 @@ use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, State, Value};
 
 use super::arguments::{bind, integer, optional_integer, required};
-use super::values::{PyDict, PyRange, PySeq, PyView, SeqKind, ViewKind, error, is_namespace, type_name};
-use super::{operators, python_str};
+use super::containers::{PyDict, PyRange, PySeq, PyView, SeqKind, ViewKind};
+use super::values::{error, is_namespace, type_name};
+use super::{comparisons, operators, python_str};
 
 /// The call that the rewriter makes of `value[start:stop:step]`.
 pub(super) const SLICE: &str = "__slice";
@@ -116,7 +117,7 @@ pub(super) fn call_seq(
             super::values::charge_items(state, seq.items.len())?;
             let mut count = 0;
             for candidate in &seq.items {
-                count += i64::from(operators::equal(state, candidate, &item)?);
+                count += i64::from(comparisons::equal(state, candidate, &item)?);
             }
             Ok(Value::from(count))
         }
@@ -128,7 +129,7 @@ pub(super) fn call_seq(
             let stop = optional_integer(stop)?.map_or(len, |stop| clamp_index(stop, len));
             super::values::charge_items(state, len)?;
             for (index, candidate) in seq.items.iter().enumerate().take(stop).skip(start) {
-                if operators::equal(state, candidate, &item)? {
+                if comparisons::equal(state, candidate, &item)? {
                     return Ok(Value::from(index));
                 }
             }

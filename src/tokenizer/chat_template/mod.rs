@@ -4,7 +4,7 @@
 //! [`ChatTemplates`] finds a model's templates and chooses one, [`ChatTemplate`] renders a [`RenderRequest`]. The engine
 //! is minijinja; where it means something else than Jinja2 on Python, it is mended in three ways: the template's
 //! source is rewritten before it is compiled (`rewrite`: operators, loops, slices, whitespace control, the
-//! `generation` tag), values are Python's containers (`values`), and filters, tests and methods are registered anew.
+//! `generation` tag), values are Python's containers (`containers`), and filters, tests and methods are registered anew.
 //!
 //! A template is a program of whoever published the model. It runs in bounds: size and nesting of the source, steps
 //! ([`Limits::fuel`]), bytes of output, depth of calls and of values. Whatever goes wrong is a [`TemplateError`] with
@@ -15,6 +15,8 @@
 //! wait for, since the bounds allow up to some seconds.
 
 mod arguments;
+mod comparisons;
+mod containers;
 mod environment;
 mod error;
 mod filters_seq;
@@ -29,6 +31,7 @@ mod python_json;
 mod python_repr;
 mod python_sort;
 mod python_str;
+mod reader;
 mod render;
 mod rewrite;
 mod rewrite_expr;

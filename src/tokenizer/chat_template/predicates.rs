@@ -4,10 +4,12 @@ use minijinja::value::{DynObject, ValueKind};
 use minijinja::{Environment, Value};
 
 use super::arguments::{bind, integer, required};
+use super::comparisons;
+use super::containers::PyDict;
 use super::environment::add_test;
-use super::operators::{self, Number, text_of};
+use super::operators::{Number, text_of};
 use super::python_char::is_cased;
-use super::values::{self, PyDict, error, type_name};
+use super::values::{self, error, type_name};
 
 /// Registers the tests that minijinja lacks or understands differently.
 pub(super) fn register(env: &mut Environment<'static>) {
@@ -74,7 +76,7 @@ pub(super) fn register(env: &mut Environment<'static>) {
             add_test(env, name, move |state, args| {
                 let [value, other] = bind(name, args, ["value", "other"])?;
                 let other = required(name, "other", other)?;
-                operators::compare(state, &value.unwrap_or_default(), operator, &other)
+                comparisons::compare(state, &value.unwrap_or_default(), operator, &other)
             });
         }
     }

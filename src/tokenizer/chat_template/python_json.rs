@@ -6,10 +6,11 @@ use minijinja::value::ValueKind;
 use minijinja::{Error, State, Value};
 
 use super::arguments::{bind, flag, required};
-use super::operators;
+use super::comparisons;
+use super::containers::{PyDict, PyGroup, PySeq};
 use super::python_repr::float_repr;
 use super::python_sort;
-use super::values::{self, PyDict, PyGroup, PySeq, charge, error, type_name};
+use super::values::{self, charge, error, type_name};
 
 /// How `json.dumps` lays out its output.
 #[derive(Debug, Clone)]
@@ -136,7 +137,7 @@ impl Writer<'_, '_, '_> {
         }
         if self.layout.sort_keys {
             entries =
-                python_sort::merge_sort(entries, &mut |a, b| operators::less_than(self.state, &a.0, &b.0))?;
+                python_sort::merge_sort(entries, &mut |a, b| comparisons::less_than(self.state, &a.0, &b.0))?;
         }
         self.out.push('{');
         for (index, (key, value)) in entries.iter().enumerate() {

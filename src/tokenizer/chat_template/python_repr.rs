@@ -5,7 +5,8 @@ use std::fmt::{self, Write};
 use minijinja::value::ValueKind;
 use minijinja::{Error, Value};
 
-use super::values::{PyDict, PyGroup, PyRange, PySeq, PyView, SeqKind, error, is_namespace};
+use super::containers::{PyDict, PyGroup, PyRange, PySeq, PyView, SeqKind};
+use super::values::{error, is_namespace};
 
 /// The longest text that one value may print as. A list may hold another many times over, so a small value can have
 /// an endless repr.
@@ -113,6 +114,9 @@ fn write_object(out: &mut dyn Write, value: &Value) -> fmt::Result {
             write_value(out, &value.get_item(&key).unwrap_or_default())?;
         }
         return out.write_str("}>");
+    }
+    if value.as_object().is_some_and(|object| object.type_name().ends_with("::BoxedFunction")) {
+        return out.write_str("<function>");
     }
     write!(out, "{value}")
 }

@@ -4,12 +4,13 @@ use minijinja::formatting::FormatStyle;
 use minijinja::value::ValueKind;
 use minijinja::{Error, State, Value};
 
-use super::arguments::{bind, flag, integer, optional_integer, required, string};
+use super::arguments::{bind, integer, optional_integer, required, strict_flag, string};
+use super::containers::{PySeq, SeqKind};
 use super::methods::clamp_index;
 use super::operators::formatted;
 use super::python_char::{is_alpha, is_cased, is_decimal, is_digit, is_identifier, is_line_break, is_space};
 use super::python_repr::is_printable;
-use super::values::{PySeq, SeqKind, charge, charge_items, error, iterate, type_name};
+use super::values::{charge, charge_items, error, iterate, type_name};
 
 /// The longest result of a padding method.
 const MAX_WIDTH: i64 = 1 << 20;
@@ -292,7 +293,7 @@ pub(super) fn lines(text: &str, keep_ends: bool) -> Vec<&str> {
 fn split_lines(state: &State, text: &str, args: &[Value]) -> Result<Value, Error> {
     let [keep_ends] = bind("splitlines", args, ["keepends"])?;
     charge(state, text.len())?;
-    list_of_str(state, lines(text, flag(keep_ends, false)).into_iter())
+    list_of_str(state, lines(text, strict_flag(keep_ends)?).into_iter())
 }
 
 fn partition(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {

@@ -7,7 +7,7 @@
 
 use super::error::SyntaxError;
 use super::lexer::{Piece, Tag, lex};
-use super::rewrite_expr::{Reader, literal};
+use super::reader::{Reader, literal};
 
 /// The longest template in bytes; the longest published ones have about a tenth of that.
 pub(super) const MAX_SOURCE: usize = 1 << 20;
