@@ -75,24 +75,19 @@ struct Case<'a> {
 }
 
 /// Bytes a second that all threads together read from memory.
-fn bandwidth(pool: &Pool) -> f64 {
-    let data = vec![1u64; 64 << 20];
-    let mut best: f64 = 0.0;
-    for _ in 0..5 {
-        let start = Instant::now();
-        pool.run_ranges(data.len(), 1 << 17, &|range| {
-            let mut sums = [0u64; 32];
-            for chunk in data[range].chunks_exact(32) {
-                for (sum, value) in sums.iter_mut().zip(chunk) {
-                    *sum = sum.wrapping_add(*value);
-                }
+fn bandwidth(pool: &Pool, data: &[u64]) -> f64 {
+    let start = Instant::now();
+    pool.run_ranges(data.len(), 1 << 17, &|range| {
+        let mut sums = [0u64; 32];
+        for chunk in data[range].chunks_exact(32) {
+            for (sum, value) in sums.iter_mut().zip(chunk) {
+                *sum = sum.wrapping_add(*value);
             }
-            black_box(sums);
-        })
-        .unwrap();
-        best = best.max(size_of_val(&data[..]) as f64 / start.elapsed().as_secs_f64());
-    }
-    best
+        }
+        black_box(sums);
+    })
+    .unwrap();
+    size_of_val(data) as f64 / start.elapsed().as_secs_f64()
 }
 
 fn median(values: &mut [f64]) -> f64 {
@@ -117,8 +112,8 @@ fn main() {
         }
     }
     let pool = Pool::new(threads).unwrap();
-    let speed = bandwidth(&pool);
-    println!("{} on {threads} threads, read bandwidth {:.1} GB/s", isa.level(), speed / 1e9);
+    let data = vec![1u64; 32 << 20];
+    let mut speeds = Vec::new();
 
     // 64 MiB of 4-bit weights or more: past the caches that belong to a core.
     let count = 128 << 20;
@@ -151,6 +146,7 @@ fn main() {
         }
     }
     for _ in 0..rounds {
+        speeds.push(bandwidth(&pool, &data));
         for case in &mut cases {
             let Case { weights, n, k, m, precision, .. } = *case;
             let copies = (count / (n * k)).max(1);
@@ -168,6 +164,8 @@ fn main() {
             case.seconds.push(start.elapsed().as_secs_f64() / products as f64);
         }
     }
+    let speed = median(&mut speeds);
+    println!("{} on {threads} threads, read bandwidth {:.1} GB/s", isa.level(), speed / 1e9);
     println!("format       mode   N x K          M        us   GMAC/s    GB/s  of bandwidth");
     for case in &mut cases {
         let Case { weights, n, k, m, precision, .. } = *case;

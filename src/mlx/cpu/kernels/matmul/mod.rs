@@ -18,6 +18,7 @@
     reason = "a tile's loops all run over the same few registers, by index"
 )]
 
+mod codes;
 mod columns;
 mod integer;
 mod matrix;
@@ -244,5 +245,7 @@ impl<'a> Matmul<'a> {
     }
 }
 
+#[cfg(test)]
+mod test_weights;
 #[cfg(test)]
 mod tests;

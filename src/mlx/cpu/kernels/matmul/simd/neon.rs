@@ -146,7 +146,8 @@ impl Simd for Neon {
     unsafe fn bf16s(from: *const u16) -> Self::Block {
         let mut block = [vdupq_n_f32(0.0); VECTORS];
         for (index, vector) in block.iter_mut().enumerate() {
-            *vector = vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(from.add(index * 4))));
+            let values = vmovl_u16(vld1_u16(from.add(index * 4)));
+            *vector = vreinterpretq_f32_u32(vshlq_n_u32::<16>(values));
         }
         block
     }
