@@ -6,8 +6,12 @@
 use std::time::Instant;
 
 use half::f16;
+use mlx_bun::mlx::cpu::kernels::activation::{Activation, activate_gated};
 use mlx_bun::mlx::cpu::kernels::attention::{Attention, Layout, QuantizedHeads, Stored, attention};
-use mlx_bun::mlx::cpu::kernels::{Floats, FloatsMut, Heads};
+use mlx_bun::mlx::cpu::kernels::norm::{add_rms_norm, rms_norm};
+use mlx_bun::mlx::cpu::kernels::rope::{Offsets, Rope, rope};
+use mlx_bun::mlx::cpu::kernels::softmax::{argmax, softmax, top_k};
+use mlx_bun::mlx::cpu::kernels::{Floats, FloatsMut, Heads, Rows};
 use mlx_bun::mlx::cpu::{Isa, Level, Pool};
 
 const ROUNDS: usize = 15;
@@ -65,6 +69,11 @@ fn halves(values: &[f32]) -> Vec<f16> {
 }
 
 fn main() {
+    attention_rows();
+    other_rows();
+}
+
+fn attention_rows() {
     let best = Isa::detect();
     let mut isas = vec![best];
     isas.extend(Isa::forced(Level::Avx2).ok().filter(|isa| isa.level() != best.level()));
@@ -152,4 +161,93 @@ fn main() {
         }
     }
     report("attention, prompts", rows);
+}
+
+/// What surrounds attention, for one token and for 400, at the sizes of a 135M model.
+fn other_rows() {
+    let pools = [Pool::new(1).unwrap(), Pool::new(2).unwrap()];
+    let (isa, pools) = (Isa::detect(), &pools);
+    let (hidden, inner, heads, dim, vocabulary) = (576, 1536, 9, 64, 49_152);
+    let data = noise(400 * 2 * inner);
+    let (data, logits) = (&data, &noise(vocabulary));
+    let turn = &Rope::from_base(dim, 100_000.0, 1.0, false).unwrap();
+    let row =
+        |name: String, work: usize, call: Box<dyn FnMut()>| Row { name, work, call, micros: Vec::new() };
+    let mut rows = Vec::new();
+    for threads in [1, 2] {
+        let pool: &'static Pool = Box::leak(Box::new(Pool::new(threads).unwrap()));
+        for count in [1, 400] {
+            let data: &'static [f32] = Box::leak(data.clone().into());
+            let x = Rows::dense(Floats::F32(&data[..count * hidden]), hidden).unwrap();
+            let residual =
+                Rows::dense(Floats::F32(&data[count * hidden..][..count * hidden]), hidden).unwrap();
+            let weight = Some(Floats::F32(&data[..hidden]));
+            let mut out = vec![0f32; count * inner];
+            let mut sum = vec![0f32; count * hidden];
+            let name = |what: &str| format!("{threads}t {what} x{count}");
+            let mut norm = vec![0f32; count * hidden];
+            rows.push(row(
+                name("rms_norm 576"),
+                count * hidden,
+                Box::new(move || {
+                    rms_norm(isa, pool, &x, weight, 1e-5, FloatsMut::F32(&mut norm)).unwrap();
+                }),
+            ));
+            let mut norm = vec![0f32; count * hidden];
+            rows.push(row(
+                name("add_rms_norm 576"),
+                count * hidden,
+                Box::new(move || {
+                    let (sum, out) = (FloatsMut::F32(&mut sum), FloatsMut::F32(&mut norm));
+                    add_rms_norm(isa, pool, &x, &residual, weight, 1e-5, sum, out).unwrap();
+                }),
+            ));
+            let gate = Rows::new(Floats::F32(data), count, inner, 2 * inner).unwrap();
+            let up = Rows::new(Floats::F32(&data[inner..]), count, inner, 2 * inner).unwrap();
+            rows.push(row(
+                name("swiglu 1536"),
+                count * inner,
+                Box::new(move || {
+                    activate_gated(isa, pool, Activation::Silu, &gate, &up, FloatsMut::F32(&mut out))
+                        .unwrap();
+                }),
+            ));
+            let strides = [0, dim, heads * dim, 1];
+            let q = Heads::new(Floats::F32(data), [1, heads, count, dim], strides).unwrap();
+            let mut turned = vec![0f32; count * heads * dim];
+            let turn: &'static Rope = Box::leak(Box::new(turn.clone()));
+            rows.push(row(
+                name("rope 9x64"),
+                count * heads * dim,
+                Box::new(move || {
+                    rope(isa, pool, turn, &q, Offsets::Same(500), FloatsMut::F32(&mut turned)).unwrap();
+                }),
+            ));
+        }
+        let logits: &'static [f32] = Box::leak(logits.clone().into());
+        let x = Rows::dense(Floats::F32(logits), vocabulary).unwrap();
+        let mut out = vec![0f32; vocabulary];
+        rows.push(row(
+            format!("{threads}t softmax 49152"),
+            vocabulary,
+            Box::new(move || {
+                softmax(isa, pool, &x, FloatsMut::F32(&mut out)).unwrap();
+            }),
+        ));
+        rows.push(row(
+            format!("{threads}t argmax 49152"),
+            vocabulary,
+            Box::new(move || {
+                argmax(isa, pool, &x, &mut [0]).unwrap();
+            }),
+        ));
+        rows.push(row(
+            format!("{threads}t top_k 40 of 49152"),
+            vocabulary,
+            Box::new(move || {
+                std::hint::black_box(top_k(isa, Floats::F32(logits), 40));
+            }),
+        ));
+    }
+    report("around attention (G/s: elements)", rows);
 }

@@ -174,7 +174,7 @@ impl Simd for Portable {
 
     #[inline(always)]
     fn interleave(self, even: V, odd: V) -> (V, V) {
-        let at = |i: usize| if i % 2 == 0 { even[i / 2] } else { odd[i / 2] };
+        let at = |i: usize| if i.is_multiple_of(2) { even[i / 2] } else { odd[i / 2] };
         (std::array::from_fn(at), std::array::from_fn(|i| at(LANES + i)))
     }
 
