@@ -6,8 +6,12 @@
 use std::time::Instant;
 
 use half::f16;
+use mlx_bun::mlx::cpu::kernels::activation::{Activation, activate_gated};
 use mlx_bun::mlx::cpu::kernels::attention::{Attention, Layout, QuantizedHeads, Stored, attention};
-use mlx_bun::mlx::cpu::kernels::{Floats, FloatsMut, Heads};
+use mlx_bun::mlx::cpu::kernels::norm::{add_rms_norm, rms_norm};
+use mlx_bun::mlx::cpu::kernels::rope::{Offsets, Rope, rope};
+use mlx_bun::mlx::cpu::kernels::softmax::{argmax, softmax, top_k};
+use mlx_bun::mlx::cpu::kernels::{Floats, FloatsMut, Heads, Rows};
 use mlx_bun::mlx::cpu::{Isa, Level, Pool};
 
 const ROUNDS: usize = 15;
@@ -65,6 +69,11 @@ fn halves(values: &[f32]) -> Vec<f16> {
 }
 
 fn main() {
+    attention_rows();
+    other_rows();
+}
+
+fn attention_rows() {
     let best = Isa::detect();
     let mut isas = vec![best];
     isas.extend(Isa::forced(Level::Avx2).ok().filter(|isa| isa.level() != best.level()));
@@ -107,7 +116,7 @@ fn main() {
         heads * pairs * dim * 2
     };
     let (stored, pools, queries) = (&stored, &pools, &queries);
-    let row = |isa: Isa, threads: usize, kind: &'static str, length: usize, keys: usize| {
+    let attend = |isa: Isa, threads: usize, kind: &'static str, length: usize, keys: usize| {
         let queries =
             Heads::dense(Floats::F32(&queries[..heads * length * dim]), [1, heads, length, dim]).unwrap();
         let (k, v) = (stored(kind, keys), stored(kind, keys));
@@ -137,7 +146,7 @@ fn main() {
         for threads in [1, 2] {
             for keys in [128, 512, 2048, 8192] {
                 for kind in ["f16", "f32", "q8", "q4"] {
-                    rows.push(row(isa, threads, kind, 1, keys));
+                    rows.push(attend(isa, threads, kind, 1, keys));
                 }
             }
         }
@@ -147,9 +156,68 @@ fn main() {
     for &isa in &isas {
         for threads in [1, 2] {
             for length in [4, 400, 2048] {
-                rows.push(row(isa, threads, "f16", length, length));
+                rows.push(attend(isa, threads, "f16", length, length));
             }
         }
     }
     report("attention, prompts", rows);
+}
+
+/// A row that calls `call`.
+fn row<'a>(name: String, work: usize, call: impl FnMut() + 'a) -> Row<'a> {
+    Row { name, work, call: Box::new(call), micros: Vec::new() }
+}
+
+/// What surrounds attention, for one token and for 400, at the sizes of a 135M model.
+fn other_rows() {
+    let pools = [Pool::new(1).unwrap(), Pool::new(2).unwrap()];
+    let isa = Isa::detect();
+    let (hidden, inner, heads, dim, vocabulary) = (576, 1536, 9, 64, 49_152);
+    let (data, logits) = (noise(400 * 2 * inner), noise(vocabulary));
+    let floats = |count: usize| Floats::F32(&data[..count]);
+    let turn = Rope::from_base(dim, 100_000.0, 1.0, false).unwrap();
+    let mut rows = Vec::new();
+    for pool in &pools {
+        for count in [1, 400] {
+            let name = |what: &str| format!("{}t {what} x{count}", pool.threads());
+            let size = count * hidden;
+            let (x, weight) = (Rows::dense(floats(size), hidden).unwrap(), Some(floats(hidden)));
+            let mut out = vec![0f32; size];
+            rows.push(row(name("rms_norm 576"), size, move || {
+                rms_norm(isa, pool, &x, weight, 1e-5, FloatsMut::F32(&mut out)).unwrap();
+            }));
+            let (mut sum, mut out) = (vec![0f32; size], vec![0f32; size]);
+            rows.push(row(name("add_rms_norm 576"), size, move || {
+                let (sum, out) = (FloatsMut::F32(&mut sum), FloatsMut::F32(&mut out));
+                add_rms_norm(isa, pool, &x, &x, weight, 1e-5, sum, out).unwrap();
+            }));
+            let gate = Rows::new(Floats::F32(&data), count, inner, 2 * inner).unwrap();
+            let up = Rows::new(Floats::F32(&data[inner..]), count, inner, 2 * inner).unwrap();
+            let mut out = vec![0f32; count * inner];
+            rows.push(row(name("swiglu 1536"), count * inner, move || {
+                let out = FloatsMut::F32(&mut out);
+                activate_gated(isa, pool, Activation::Silu, &gate, &up, out).unwrap();
+            }));
+            let strides = [0, dim, heads * dim, 1];
+            let q = Heads::new(Floats::F32(&data), [1, heads, count, dim], strides).unwrap();
+            let (turn, mut out) = (&turn, vec![0f32; size]);
+            rows.push(row(name("rope 9x64"), size, move || {
+                rope(isa, pool, turn, &q, Offsets::Same(500), FloatsMut::F32(&mut out)).unwrap();
+            }));
+        }
+        let name = |what: &str| format!("{}t {what}", pool.threads());
+        let x = Rows::dense(Floats::F32(&logits), vocabulary).unwrap();
+        let mut out = vec![0f32; vocabulary];
+        rows.push(row(name("softmax 49152"), vocabulary, move || {
+            softmax(isa, pool, &x, FloatsMut::F32(&mut out)).unwrap();
+        }));
+        rows.push(row(name("argmax 49152"), vocabulary, move || {
+            argmax(isa, pool, &x, &mut [0]).unwrap();
+        }));
+    }
+    let logits = &logits;
+    rows.push(row("top_k 40 of 49152".to_owned(), vocabulary, move || {
+        std::hint::black_box(top_k(isa, Floats::F32(logits), 40));
+    }));
+    report("around attention (G/s: elements)", rows);
 }

@@ -3,6 +3,8 @@
 //! Keys are cut into blocks of [`BLOCK`], counted from the first. A block of a row gives the largest score `m`, the
 //! sum `l` of `e^(score - m)` and the products with the values `o`; blocks are merged in order. Nothing in here
 //! depends on which rows share a call, so a query gets the same bits alone and among others.
+// Loops over small fixed arrays are written with indices, which are what becomes registers.
+#![allow(clippy::needless_range_loop)]
 
 use super::super::simd::{Element, LANES, Simd, math};
 

@@ -8,6 +8,9 @@
 //! one order, described in [`block`].
 
 mod block;
+mod convert;
+mod output;
+mod plan;
 pub mod reference;
 #[cfg(test)]
 mod tests;

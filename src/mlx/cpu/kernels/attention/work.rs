@@ -7,193 +7,19 @@
 use std::cell::Cell;
 use std::ops::Range;
 
-use super::super::affine::{AffineRow, dequantize_row};
 use super::super::pieces::Pieces;
-use super::super::simd::{self, Element, Kernel, LANES, Simd, from_f32, to_f32};
+use super::super::simd::{self, Element, Kernel, LANES, Simd, to_f32};
 use super::block::{
     BLOCK, BlockRows, Factors, MAX_ROWS, Span, State, Weights, add_values, merge_states, merge_values,
     scores, weigh,
 };
-use super::{Attention, Floats, FloatsMut, Isa, KernelError, Layout, Mask, Pool, QuantizedHeads, Stored};
-
-/// Query rows of a tile, about: enough to pay for converting a block of keys, few enough for the cache.
-const TILE_ROWS: usize = 64;
+use super::convert::Convert;
+use super::output::Output;
+use super::plan::{Plan, SERIAL_WORK, Tile, padded};
+use super::{Attention, Floats, FloatsMut, Isa, KernelError, Layout, Mask, Pool, Stored};
 
 /// From this many rows on, half-precision keys and values are converted once a block instead of once a row tile.
 const CONVERT_ROWS: usize = 12;
-
-/// Multiplications below which threads cost more than they save: about 5 microseconds of one core.
-const SERIAL_WORK: usize = 150_000;
-
-/// The least multiplications of a task that splits a tile.
-const SPLIT_WORK: usize = 50_000;
-
-fn padded(dim: usize) -> usize {
-    dim.next_multiple_of(LANES)
-}
-
-/// How the work is cut; the result does not depend on it.
-#[derive(Clone, Copy, Debug)]
-struct Plan {
-    /// Query heads that share keys.
-    group: usize,
-    /// Positions of a tile.
-    positions: usize,
-    /// Tiles a head of keys.
-    tiles: usize,
-    /// All tiles.
-    units: usize,
-    blocks: usize,
-    /// Tasks a tile.
-    splits: usize,
-    serial: bool,
-}
-
-impl Plan {
-    fn new(a: &Attention<'_>, threads: usize) -> Self {
-        let [batch, heads, length, dim] = a.queries.shape;
-        let [_, kv_heads, keys, value_dim] = a.values.shape();
-        let group = heads / kv_heads;
-        let positions = (TILE_ROWS / group).clamp(1, length);
-        let tiles = length.div_ceil(positions);
-        let units = batch * kv_heads * tiles;
-        let blocks = keys.div_ceil(BLOCK);
-        let row_work = |keys: usize| (dim + value_dim).saturating_mul(keys);
-        let work = row_work(keys).saturating_mul(batch * heads * length);
-        let serial = threads == 1 || work < SERIAL_WORK;
-        let mut splits = 1;
-        if !serial && units < 3 * threads {
-            let block_work = row_work(BLOCK * positions * group).max(1);
-            let least = SPLIT_WORK.div_ceil(block_work).max(1);
-            let wanted = (4 * threads).div_ceil(units);
-            splits = blocks.div_ceil(blocks.div_ceil(wanted).max(least)).max(1);
-        }
-        Self { group, positions, tiles, units, blocks, splits, serial }
-    }
-
-    fn tile(&self, a: &Attention<'_>, unit: usize) -> Tile {
-        let length = a.queries.shape[2];
-        let kv_heads = a.keys.shape()[1];
-        // Under a causal mask the last tiles have most to do, so they come first.
-        let tile = self.tiles - 1 - unit % self.tiles;
-        let first = tile * self.positions;
-        let head = unit / self.tiles;
-        Tile {
-            batch: head / kv_heads,
-            kv_head: head % kv_heads,
-            first,
-            positions: self.positions.min(length - first),
-            group: self.group,
-        }
-    }
-
-    fn tile_rows(&self) -> usize {
-        self.positions * self.group
-    }
-
-    fn split(&self, index: usize) -> Range<usize> {
-        let each = self.blocks.div_ceil(self.splits);
-        (index * each).min(self.blocks)..((index + 1) * each).min(self.blocks)
-    }
-}
-
-/// Query positions of the heads that share one head of keys. Row `r` is position `first + r / group` of head
-/// `kv_head * group + r % group`.
-#[derive(Clone, Copy, Debug)]
-struct Tile {
-    batch: usize,
-    kv_head: usize,
-    first: usize,
-    positions: usize,
-    group: usize,
-}
-
-impl Tile {
-    fn rows(&self) -> usize {
-        self.positions * self.group
-    }
-
-    fn head(&self, row: usize) -> usize {
-        self.kv_head * self.group + row % self.group
-    }
-
-    fn position(&self, row: usize) -> usize {
-        self.first + row / self.group
-    }
-
-    /// The keys of `block` that `row` sees.
-    fn span(&self, a: &Attention<'_>, row: usize, block: usize) -> Span {
-        let visible = a.visible(self.position(row));
-        let first = block * BLOCK;
-        Span {
-            low: visible.start.saturating_sub(first).min(BLOCK),
-            high: visible.end.saturating_sub(first).min(BLOCK),
-        }
-    }
-
-    /// Where `row` starts from: nothing, or its head's sink.
-    fn initial(&self, a: &Attention<'_>, row: usize) -> State {
-        match a.sinks.and_then(|sinks| sinks.get(self.head(row))) {
-            Some(sink) => State { largest: sink, sum: 1.0 },
-            None => State::EMPTY,
-        }
-    }
-}
-
-/// The result's rows.
-struct Output<'a> {
-    pieces: OutputPieces<'a>,
-    layout: Layout,
-    heads: usize,
-    length: usize,
-    value_dim: usize,
-}
-
-enum OutputPieces<'a> {
-    F32(Pieces<'a, f32>),
-    F16(Pieces<'a, half::f16>),
-    Bf16(Pieces<'a, half::bf16>),
-}
-
-impl<'a> Output<'a> {
-    fn new(a: &Attention<'_>, layout: Layout, out: FloatsMut<'a>) -> Self {
-        let [_, heads, length, _] = a.queries.shape;
-        let pieces = match out {
-            FloatsMut::F32(out) => OutputPieces::F32(Pieces::new(out)),
-            FloatsMut::F16(out) => OutputPieces::F16(Pieces::new(out)),
-            FloatsMut::Bf16(out) => OutputPieces::Bf16(Pieces::new(out)),
-        };
-        Self { pieces, layout, heads, length, value_dim: a.values.shape()[3] }
-    }
-
-    /// Divides a row by its sum and writes it.
-    ///
-    /// # Safety
-    /// No other thread writes this row.
-    #[inline(always)]
-    unsafe fn write<S: Simd>(&self, s: S, tile: &Tile, row: usize, values: &mut [[f32; LANES]], sum: f32) {
-        let inverse = s.splat(if sum == 0.0 { 0.0 } else { 1.0 / sum });
-        for v in values.iter_mut() {
-            let scaled = s.mul(s.load(v), inverse);
-            s.store(v, scaled);
-        }
-        let (head, position) = (tile.head(row), tile.position(row));
-        let index = match self.layout {
-            Layout::HeadsFirst => (tile.batch * self.heads + head) * self.length + position,
-            Layout::TokensFirst => (tile.batch * self.length + position) * self.heads + head,
-        };
-        let range = index * self.value_dim..(index + 1) * self.value_dim;
-        let values = values.as_flattened();
-        // SAFETY: a row of the result belongs to one row of one tile, and each tile to one task.
-        unsafe {
-            match &self.pieces {
-                OutputPieces::F32(out) => from_f32(s, values, out.piece(range)),
-                OutputPieces::F16(out) => from_f32(s, values, out.piece(range)),
-                OutputPieces::Bf16(out) => from_f32(s, values, out.piece(range)),
-            }
-        }
-    }
-}
 
 thread_local! {
     static SCRATCH: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
@@ -337,10 +163,10 @@ impl Kernel for Attend<'_> {
         }
         if let Target::Whole(out) = target {
             let vectors = value_width / LANES;
-            for row in 0..rows {
+            for (row, state) in states.iter().enumerate() {
                 let values = &mut results.as_chunks_mut().0[row * vectors..][..vectors];
                 // SAFETY: this task alone has the tile.
-                unsafe { out.write(s, &tile, row, values, states[row].sum) };
+                unsafe { out.write(s, &tile, row, values, state.sum) };
             }
         }
     }
@@ -516,97 +342,6 @@ impl<E: Element, const R: usize> Kernel for RowTile<'_, '_, E, R> {
     }
 }
 
-/// Writes the rows `seen` of a block that begins at position `first` in float32, padded with zeros.
-struct Convert<'t> {
-    tile: &'t Tile,
-    heads: &'t Stored<'t>,
-    first: usize,
-    seen: Span,
-    to: &'t mut [f32],
-}
-
-impl Kernel for Convert<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let Self { tile, heads, first, seen, to } = self;
-        let (dim, width) = (heads.shape()[3], padded(heads.shape()[3]));
-        let to = to[seen.low * width..seen.high * width].chunks_exact_mut(width);
-        let positions = first + seen.low..first + seen.high;
-        match heads {
-            Stored::Dense(heads) => {
-                let start = |position| heads.start(tile.batch, tile.kv_head, position);
-                match heads.data {
-                    Floats::F32(from) => {
-                        for (position, to) in positions.zip(to) {
-                            to_f32(s, &from[start(position)..][..dim], to);
-                        }
-                    }
-                    Floats::F16(from) => {
-                        for (position, to) in positions.zip(to) {
-                            to_f32(s, &from[start(position)..][..dim], to);
-                        }
-                    }
-                    Floats::Bf16(from) => {
-                        for (position, to) in positions.zip(to) {
-                            to_f32(s, &from[start(position)..][..dim], to);
-                        }
-                    }
-                }
-            }
-            Stored::Quantized(q) => {
-                let row = |position| q.row(tile.batch, tile.kv_head, position);
-                match (q.scales, q.biases) {
-                    (Floats::F32(scales), Floats::F32(biases)) => {
-                        for (position, to) in positions.zip(to) {
-                            dequantize_row(s, q.bits, q.group, row(position).of(scales, biases), to);
-                        }
-                    }
-                    (Floats::F16(scales), Floats::F16(biases)) => {
-                        for (position, to) in positions.zip(to) {
-                            dequantize_row(s, q.bits, q.group, row(position).of(scales, biases), to);
-                        }
-                    }
-                    (Floats::Bf16(scales), Floats::Bf16(biases)) => {
-                        for (position, to) in positions.zip(to) {
-                            dequantize_row(s, q.bits, q.group, row(position).of(scales, biases), to);
-                        }
-                    }
-                    // Refused when the view was made.
-                    _ => to.for_each(|to| to.fill(f32::NAN)),
-                }
-            }
-        }
-    }
-}
-
-/// Where one row of a quantized cache lies.
-struct QuantizedRow<'a> {
-    words: &'a [u32],
-    groups: Range<usize>,
-}
-
-impl<'a> QuantizedRow<'a> {
-    #[inline(always)]
-    fn of<E>(self, scales: &'a [E], biases: &'a [E]) -> AffineRow<'a, E> {
-        AffineRow { words: self.words, scales: &scales[self.groups.clone()], biases: &biases[self.groups] }
-    }
-}
-
-impl<'a> QuantizedHeads<'a> {
-    #[inline(always)]
-    fn row(&self, batch: usize, head: usize, position: usize) -> QuantizedRow<'a> {
-        let at = |strides: [usize; 3]| batch * strides[0] + head * strides[1] + position * strides[2];
-        let (words, groups) = (at(self.code_strides), at(self.group_strides));
-        let dim = self.shape[3];
-        QuantizedRow {
-            words: &self.codes[words..][..dim / 32 * self.bits],
-            groups: groups..groups + dim / self.group,
-        }
-    }
-}
-
 /// Rows from `start` on; the view is stride and width.
 #[inline(always)]
 fn rows_of<E>(data: &[E], start: usize, (stride, width): (usize, usize)) -> BlockRows<'_, E> {
@@ -629,7 +364,7 @@ impl Kernel for Combine<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let vectors = padded(self.out.value_dim) / LANES;
+        let vectors = padded(self.a.values.shape()[3]) / LANES;
         let values = self.values.as_chunks::<LANES>().0;
         let mut sums = vec![[0.0; LANES]; vectors * MAX_ROWS];
         let rows = self.tile.rows();
