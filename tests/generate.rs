@@ -220,3 +220,19 @@ fn a_stop_string_cuts_the_text() {
     assert_eq!(cut, whole[..whole.find(&stop).unwrap()]);
     assert!(count < 40);
 }
+
+#[test]
+fn an_absurd_number_of_layers_is_an_error_before_anything_is_allocated() {
+    use mlx_bun::checkpoint::{Config, Quantization, TensorSource};
+    for family in ["llama", "qwen2", "qwen3", "gemma3_text"] {
+        let mut root = Checkpoint::open(&fixture(&format!("{family}-f32"))).unwrap().config.root().clone();
+        for count in [0u64, 1 << 40] {
+            root["num_hidden_layers"] = count.into();
+            let config = Config::from_value(root.clone(), "config.json").unwrap();
+            let quantization = Quantization::from_config(&config, None).unwrap();
+            let tensors = TensorSource::new(BTreeMap::new(), quantization, "weights", "config.json");
+            let error = models::load(&config, tensors, None).err().unwrap().to_string();
+            assert!(error.contains("num_hidden_layers") && error.contains("4096"), "{error}");
+        }
+    }
+}

@@ -28,7 +28,7 @@ pub fn load(options: &LoadOptions, printer: &Printer) -> anyhow::Result<Box<dyn 
     let (prefix, metadata) = saved.unzip();
     let recorded = metadata.as_ref().and_then(|metadata: &BTreeMap<_, _>| metadata.get(CACHE_MODEL).cloned());
     let argument = match (options.model.clone(), recorded) {
-        (Some(given), Some(recorded)) if given != recorded => {
+        (Some(given), Some(recorded)) if absolute(&given) != absolute(&recorded) => {
             return Err(Complaint::failure(format!(
                 "the prompt cache was made with `{recorded}`, not `{given}`"
             ))
@@ -50,7 +50,7 @@ pub fn load(options: &LoadOptions, printer: &Printer) -> anyhow::Result<Box<dyn 
     }
     let templates = std::mem::take(&mut loaded.chat_templates);
     let renderer = Renderer::new(templates, &loaded.tokenizer, &options.template);
-    let name = argument.unwrap_or_default();
+    let name = argument.as_deref().map(absolute).unwrap_or_default();
     Ok(Box::new(Session::new(loaded, renderer, options.clone(), name, prefix)))
 }
 
@@ -60,6 +60,12 @@ fn recorded_eos_token(metadata: &BTreeMap<String, String>) -> anyhow::Result<Opt
     let config: Value =
         serde_json::from_str(text).context("the prompt cache's `tokenizer_config` is not JSON")?;
     Ok(config.get(CACHE_EOS_TOKEN).and_then(Value::as_str).map(str::to_owned))
+}
+
+/// A path that exists, from the root; anything else as it is. A saved cache is used from other folders, too.
+fn absolute(name: &str) -> String {
+    let path = Path::new(name).canonicalize();
+    path.ok().and_then(|path| path.to_str().map(str::to_owned)).unwrap_or_else(|| name.to_owned())
 }
 
 /// Fused activations are mlx-lm's bits. On a Linux CPU they need a C++ compiler at run time, so there they are

@@ -68,7 +68,8 @@ fn report(error: &anyhow::Error, printer: &Printer) -> ExitStatus {
     if printer::stdout_closed(error) {
         return ExitStatus::Success;
     }
-    printer.error(&format!("{error:#}"));
+    // Names and messages from files may hold line breaks; an error is one line.
+    printer.error(&format!("{error:#}").replace('\n', "\\n"));
     let Some(complaint) = error.downcast_ref::<Complaint>() else { return ExitStatus::Failure };
     if let Some(hint) = &complaint.hint {
         printer.hint(hint);

@@ -1,7 +1,9 @@
 //! From messages to the text of a prompt.
 
 use mlx_bun::tokenizer::Tokenizer;
-use mlx_bun::tokenizer::chat_template::{ChatTemplates, RenderRequest, parse_tool_arguments};
+use mlx_bun::tokenizer::chat_template::{
+    ChatTemplates, RenderRequest, flatten_text_content, parse_tool_arguments,
+};
 use serde_json::{Map, Value};
 
 use crate::args::template::Template;
@@ -56,6 +58,7 @@ impl Renderer {
         }
         let mut messages = Value::Array(messages.iter().cloned().map(Value::Object).collect());
         parse_tool_arguments(&mut messages);
+        flatten_text_content(&mut messages)?;
         let mut extra = self.variables.clone();
         extra.extend(variables.clone());
         let request = RenderRequest {

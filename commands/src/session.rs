@@ -6,10 +6,10 @@ use std::path::Path;
 
 use mlx_bun::cache::{LayerCache, can_trim, make_prompt_cache};
 use mlx_bun::generate::prompt_cache;
-use mlx_bun::generate::step::StepOptions;
+use mlx_bun::generate::step::{PREFILL_STEP_SIZE, StepOptions};
 use mlx_bun::generate::stream::{self, Chunk, StreamOptions, TextGenerator};
 use mlx_bun::load::LoadedModel;
-use mlx_bun::mlx::memory;
+use mlx_bun::mlx::{cpu_ops, memory};
 use serde_json::{Map, Value};
 
 use crate::engine::{
@@ -25,6 +25,9 @@ pub const CACHE_MODEL: &str = "model";
 pub const CACHE_TOKENIZER: &str = "tokenizer_config";
 /// Key of `--eos-token` in that object.
 pub const CACHE_EOS_TOKEN: &str = "eos_token";
+
+/// Prompt tokens fed at a time with our CPU kernels.
+const CPU_PREFILL_STEP_SIZE: usize = 256;
 
 /// Tokens a model has been fed and what it kept of them.
 struct Conversation {
@@ -56,6 +59,12 @@ impl Session {
         prefix: Option<Vec<LayerCache>>,
     ) -> Self {
         Self { loaded, renderer, options, model_name, prefix, last: None }
+    }
+
+    /// A CPU gains nothing from long chunks, and nobody can stop it inside one.
+    fn prefill_step_size(&self) -> usize {
+        let usual = if cpu_ops::enabled() { CPU_PREFILL_STEP_SIZE } else { PREFILL_STEP_SIZE };
+        self.options.kv_cache.prefill_step_size.unwrap_or(usual)
     }
 
     fn fresh_caches(&self) -> Vec<LayerCache> {
@@ -122,7 +131,7 @@ impl Session {
                 sampling,
                 penalties: request.penalties.clone(),
                 seed: request.seed,
-                prefill_step_size: self.options.kv_cache.prefill_step_size,
+                prefill_step_size: self.prefill_step_size(),
                 kv_quantization: self.options.kv_cache.quantization,
             },
             stop: request.stop.clone(),
@@ -231,10 +240,11 @@ impl Engine for Session {
         sink: Sink,
     ) -> anyhow::Result<Option<SavedCache>> {
         let ids = self.prompt_ids(prompt)?;
+        stream::check_context(&*self.loaded.model, ids.len())?;
         let mut caches = self.fresh_caches();
         let options = StepOptions {
             max_tokens: Some(1),
-            prefill_step_size: self.options.kv_cache.prefill_step_size,
+            prefill_step_size: self.prefill_step_size(),
             kv_quantization: self.options.kv_cache.quantization,
             ..StepOptions::default()
         };

@@ -122,6 +122,14 @@ pub enum StreamError {
     },
 }
 
+/// Refuses a prompt of more tokens than the model was trained for; nothing is ever cut off silently.
+pub fn check_context(model: &dyn Model, prompt: usize) -> Result<(), StreamError> {
+    match model.max_positions().and_then(|context| usize::try_from(context).ok()) {
+        Some(context) if prompt > context => Err(StreamError::ContextLength { prompt, context }),
+        _ => Ok(()),
+    }
+}
+
 /// A reply in progress.
 pub struct TextGenerator<'a> {
     tokens: TokenGenerator<'a>,
@@ -149,12 +157,7 @@ impl<'a> TextGenerator<'a> {
             return Err(StreamError::NoTokens);
         }
         let cached = caches.first().map_or(0, |cache| cache.offset().max(0) as usize);
-        if let Some(context) = model.max_positions().and_then(|context| usize::try_from(context).ok()) {
-            let prompt = cached + prompt.len();
-            if prompt > context {
-                return Err(StreamError::ContextLength { prompt, context });
-            }
-        }
+        check_context(model, cached + prompt.len())?;
         Ok(Self {
             tokens: TokenGenerator::new(model, caches, prompt, &options.step)?,
             detokenizer: tokenizer.detokenizer(),

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::Model;
 use super::activations::clip_residual;
 use super::layers::{Attention, AttentionArgs, Block, Decoder, Gate, GatedMlp, GatedMlpArgs, Head, RmsNorm};
-use super::loader::{LoadError, Loader, NormKind};
+use super::loader::{LoadError, Loader, NormKind, layer_count};
 use super::rope::{Rope, RopeArgs};
 use crate::cache::{LayerCache, LayerKind};
 use crate::mlx::fast::Mask;
@@ -17,6 +17,7 @@ use crate::mlx::{Array, Dtype, Result};
 #[serde(default)]
 pub struct ModelArgs {
     hidden_size: i32,
+    #[serde(deserialize_with = "layer_count")]
     num_hidden_layers: usize,
     intermediate_size: i32,
     num_attention_heads: i32,

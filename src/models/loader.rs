@@ -1,11 +1,24 @@
 //! From stored tensors to layers: shapes checked, every tensor accounted for.
 
-use serde::de::DeserializeOwned;
+use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error as _};
 
 use super::ConfigError;
 use super::layers::{Embedding, Linear, RmsNorm, Weight};
 use crate::checkpoint::{AuditError, CheckpointError, Config, Tensor, TensorSource, WeightTensors};
 use crate::mlx::{self, Array, Dtype};
+
+/// Layers a config may name; more is a broken file, not a model.
+const MAX_LAYERS: usize = 4096;
+
+/// Reads `num_hidden_layers`, for serde.
+pub fn layer_count<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
+    let count = usize::deserialize(deserializer)?;
+    if (1..=MAX_LAYERS).contains(&count) {
+        Ok(count)
+    } else {
+        Err(D::Error::custom(format!("must be in [1, {MAX_LAYERS}], but is {count}")))
+    }
+}
 
 /// Which norm a family uses.
 #[derive(Clone, Copy, Debug, PartialEq)]

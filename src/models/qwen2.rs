@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use super::Model;
 use super::layers::{AttentionArgs, Decoder, Gate, GatedMlpArgs, Head, PreNormBlock};
-use super::loader::{LoadError, Loader, NormKind};
+use super::loader::{LoadError, Loader, NormKind, layer_count};
 use super::rope::{Rope, RopeArgs};
 use crate::cache::LayerKind;
 
@@ -13,6 +13,7 @@ use crate::cache::LayerKind;
 #[derive(Clone, Debug, Deserialize)]
 pub struct ModelArgs {
     hidden_size: i32,
+    #[serde(deserialize_with = "layer_count")]
     num_hidden_layers: usize,
     intermediate_size: i32,
     num_attention_heads: i32,

@@ -4,7 +4,7 @@ use std::num::ParseIntError;
 use std::str::FromStr;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use mlx_bun::generate::step::{KvQuantization, PREFILL_STEP_SIZE};
+use mlx_bun::generate::step::KvQuantization;
 
 use super::{Warnings, range};
 use crate::error::Complaint;
@@ -40,9 +40,9 @@ pub struct KvCacheArgs {
     #[arg(long, value_name = "N", value_parser = range::QUANTIZED_KV_START.parser(), hide_short_help = true)]
     pub quantized_kv_start: Option<i32>,
 
-    /// Prompt tokens to process at a time; smaller takes less memory
-    #[arg(long, value_name = "N", default_value_t = PREFILL_STEP_SIZE, value_parser = range::PREFILL_STEP_SIZE.parser(), hide_short_help = true)]
-    pub prefill_step_size: usize,
+    /// Prompt tokens to process at a time; smaller takes less memory [default: 2048; 256 with our CPU kernels]
+    #[arg(long, value_name = "N", value_parser = range::PREFILL_STEP_SIZE.parser(), hide_short_help = true)]
+    pub prefill_step_size: Option<usize>,
 }
 
 fn integers<T, const N: usize>(allowed: [&'static str; N]) -> impl TypedValueParser<Value = T>
@@ -59,8 +59,8 @@ pub struct KvCache {
     pub max_size: Option<i32>,
     /// Packing.
     pub quantization: Option<KvQuantization>,
-    /// Prompt tokens fed at a time.
-    pub prefill_step_size: usize,
+    /// Prompt tokens fed at a time; `None` for what suits the device.
+    pub prefill_step_size: Option<usize>,
 }
 
 impl KvCacheArgs {
