@@ -70,7 +70,8 @@ def main():
         folder = Path(arguments[0]) if arguments else Path(temporary)
         if not arguments:
             write_checkpoint(folder)
-        build = ["cargo", "build", "--release", "--quiet", "--package", "mlx-bun-bench"]
+        # with the command, so that both share one build of the engine
+        build = ["cargo", "build", "--release", "--quiet", "--package", "mlx-bun", "--package", "mlx-bun-bench"]
         subprocess.run(build, cwd=ROOT, check=True)
         target = json.loads(
             subprocess.run(
