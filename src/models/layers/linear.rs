@@ -66,7 +66,10 @@ impl Weight {
             (Stored::Dense { transposed, .. }, Some(bias)) => bias.addmm(x, transposed),
             (Stored::Quantized { weight, scales, biases, params }, bias) => {
                 let product = quantized_matmul(x, weight, scales, biases.as_ref(), true, *params)?;
-                bias.map_or(Ok(product.clone()), |bias| product.add(bias))
+                match bias {
+                    Some(bias) => product.add(bias),
+                    None => Ok(product),
+                }
             }
         }
     }
