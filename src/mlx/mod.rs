@@ -7,8 +7,6 @@
 
 mod array;
 mod compile;
-pub mod cpu;
-
 pub mod cpu_ops;
 mod device;
 mod dtype;
@@ -28,4 +26,5 @@ pub use compile::{Compiled, compile_available, set_compile};
 pub use device::{DeviceKind, async_eval, default_device, eval, set_default_device, synchronize, version};
 pub use dtype::Dtype;
 pub use error::{Error, Result};
+pub use mlx_bun_cpu as cpu;
 pub use quantized::{dequantize, quantize, quantized_matmul};

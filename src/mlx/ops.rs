@@ -32,6 +32,8 @@ unary! {
     square => mlx_square;
     /// Square root.
     sqrt => mlx_sqrt;
+    /// `1 / sqrt(x)`.
+    rsqrt => mlx_rsqrt;
     /// `1 / x`.
     reciprocal => mlx_reciprocal;
     /// Cosine.

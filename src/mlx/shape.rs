@@ -98,6 +98,21 @@ impl Array {
         })
     }
 
+    /// The elements in reverse order along `axis`, without a copy.
+    pub fn reverse(&self, axis: i32) -> Result<Array> {
+        let length = self.dim(axis);
+        let (mut begin, mut end, dims) = self.slice_bounds(axis, 0, length)?;
+        let at = if axis < 0 { axis + dims as i32 } else { axis } as usize;
+        let mut strides = ONES;
+        // A stop before the first element is counted from the end, as Python writes `a[n - 1:-n - 1:-1]`.
+        (begin[at], end[at], strides[at]) = (length - 1, -length - 1, -1);
+        // SAFETY: `dims` of each bound are set; they live through the call.
+        Array::from_op(|out, stream| unsafe {
+            let (begin, end) = (begin.as_ptr(), end.as_ptr());
+            ffi::mlx_slice(out, self.raw, begin, dims, end, dims, strides.as_ptr(), dims, stream)
+        })
+    }
+
     /// A copy with elements `start..start + update.dim(axis)` along `axis` replaced by `update`. Where nobody else
     /// holds the array, MLX writes in place.
     pub fn slice_update(&self, update: &Array, axis: i32, start: i32) -> Result<Array> {

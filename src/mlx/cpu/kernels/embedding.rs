@@ -10,7 +10,7 @@ use super::matmul::reference::{FP4, e4m3, e8m0};
 use super::matmul::{Matrix, Scales, Storage};
 use super::simd::{self, Element, Kernel, Simd, from_f32, to_f32};
 use super::{SERIAL_ELEMENTS, with_floats, with_floats_mut};
-use crate::checkpoint::{QuantMode, QuantParams};
+use crate::coding::{QuantMode, QuantParams};
 
 const OP: &str = "embedding";
 

@@ -1,6 +1,6 @@
 //! Why a kernel refused its arguments.
 
-use crate::mlx::cpu::PoolError;
+use crate::PoolError;
 
 /// Arguments that do not fit together, or a failure inside the work.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

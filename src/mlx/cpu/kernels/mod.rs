@@ -33,9 +33,9 @@ const SERIAL_ELEMENTS: usize = 32_768;
 macro_rules! with_floats {
     ($floats:expr, $values:ident => $body:expr) => {
         match $floats {
-            $crate::mlx::cpu::kernels::Floats::F32($values) => $body,
-            $crate::mlx::cpu::kernels::Floats::F16($values) => $body,
-            $crate::mlx::cpu::kernels::Floats::Bf16($values) => $body,
+            $crate::kernels::Floats::F32($values) => $body,
+            $crate::kernels::Floats::F16($values) => $body,
+            $crate::kernels::Floats::Bf16($values) => $body,
         }
     };
 }
@@ -44,9 +44,9 @@ macro_rules! with_floats {
 macro_rules! with_floats_mut {
     ($floats:expr, $values:ident => $body:expr) => {
         match $floats {
-            $crate::mlx::cpu::kernels::FloatsMut::F32($values) => $body,
-            $crate::mlx::cpu::kernels::FloatsMut::F16($values) => $body,
-            $crate::mlx::cpu::kernels::FloatsMut::Bf16($values) => $body,
+            $crate::kernels::FloatsMut::F32($values) => $body,
+            $crate::kernels::FloatsMut::F16($values) => $body,
+            $crate::kernels::FloatsMut::Bf16($values) => $body,
         }
     };
 }

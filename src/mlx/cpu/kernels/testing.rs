@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use super::{Floats, FloatsMut};
-use crate::mlx::cpu::{Isa, Level, Pool};
+use crate::{Isa, Level, Pool};
 
 /// Owned numbers of one of the three types.
 #[derive(Clone, Debug)]

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::super::testing::{Owned, Type, bits, isas, noise, pools};
 use super::*;
-use crate::mlx::cpu::Level;
+use crate::Level;
 
 /// Buffers of one attention, with room after each head and gaps between positions.
 #[derive(Clone, Debug)]

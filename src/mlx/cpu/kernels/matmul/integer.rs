@@ -9,7 +9,7 @@
 //! to the operands of the dot-product instruction in first-level cache.
 
 use super::matrix::{Matrix, Storage};
-use crate::checkpoint::QuantMode;
+use crate::coding::QuantMode;
 
 #[cfg(target_arch = "x86_64")]
 mod kernel;

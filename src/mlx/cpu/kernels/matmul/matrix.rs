@@ -2,7 +2,7 @@
 
 use super::super::floats::Floats;
 use super::MatmulError;
-use crate::checkpoint::{QuantMode, QuantParams};
+use crate::coding::{QuantMode, QuantParams};
 
 /// Scales of a packed matrix, one for each group of weights.
 #[derive(Clone, Copy, Debug)]

@@ -35,7 +35,7 @@ pub use matrix::{Matrix, Scales};
 
 use super::super::{Isa, Level, Pool, PoolError};
 use super::floats::{Floats, FloatsMut};
-use crate::checkpoint::QuantParams;
+use crate::coding::QuantParams;
 use output::Output;
 use schedule::Plan;
 

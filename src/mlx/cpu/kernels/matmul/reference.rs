@@ -4,7 +4,7 @@ use half::f16;
 
 use super::matrix::Storage;
 use super::{Matmul, Matrix, Scales};
-use crate::checkpoint::QuantMode;
+use crate::coding::QuantMode;
 
 /// The magnitudes of 4-bit floats (e2m1); bit 3 of the code is the sign.
 pub const FP4: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];

@@ -9,7 +9,7 @@ use super::codes::{Bits, Bytes, Code, Fp4, Fp8, Nibbles};
 use super::matrix::{Matrix, Scales, Storage};
 use super::reference::{e4m3, e8m0};
 use super::simd::{BLOCK, Simd};
-use crate::checkpoint::QuantMode;
+use crate::coding::QuantMode;
 
 /// The most weights of a row that are opened at once: whole groups of every size, and 8 rows of them as f32 fit in
 /// 24 KB of first-level cache.

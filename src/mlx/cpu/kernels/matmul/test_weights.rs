@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use super::{Floats, FloatsMut, Matrix, Scales};
-use crate::checkpoint::{QuantMode, QuantParams};
+use crate::coding::{QuantMode, QuantParams};
 
 /// A small generator: tests need many values, not good ones.
 pub(super) struct Random(pub u64);

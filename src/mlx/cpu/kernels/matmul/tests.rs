@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use super::test_weights::{KINDS, Kind, Owned, Random, Stored, Storing};
 use super::*;
-use crate::checkpoint::QuantMode;
+use crate::coding::QuantMode;
 
 fn run(matmul: &Matmul<'_>, isa: Isa, pool: &Pool, x: Floats<'_>, kind: Kind) -> Owned {
     let rows = matmul.gather.map_or(x.len() / matmul.inputs(), |gather| gather.experts.len());

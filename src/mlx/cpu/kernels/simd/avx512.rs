@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 
 use super::{Kernel, LANES, Simd};
-use crate::mlx::cpu::{Isa, Level};
+use crate::{Isa, Level};
 
 /// Proof that this CPU has AVX-512 F, BW, DQ and VL, and AVX2, FMA and F16C.
 #[derive(Clone, Copy, Debug)]

@@ -25,7 +25,7 @@ pub(crate) use portable::Portable;
 
 use half::{bf16, f16};
 
-use crate::mlx::cpu::Isa;
+use crate::Isa;
 
 /// Lanes of a vector.
 pub(crate) const LANES: usize = 16;

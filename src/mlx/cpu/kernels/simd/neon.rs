@@ -6,7 +6,7 @@ use std::arch::asm;
 use half::{bf16, f16};
 
 use super::{Kernel, LANES, Simd};
-use crate::mlx::cpu::{Isa, Level};
+use crate::{Isa, Level};
 
 /// Proof that this CPU has NEON.
 #[derive(Clone, Copy, Debug)]
