@@ -5,7 +5,7 @@
 
 use crate::cache::{LayerCache, maybe_quantize};
 use crate::mlx::random::RandomState;
-use crate::mlx::{self, Array, memory};
+use crate::mlx::{self, Array, DeviceKind, memory};
 use crate::models::Model;
 use crate::sampling::{LogitsProcessors, PenaltyParams, RangeError, Sampler, SamplingParams};
 
@@ -99,7 +99,8 @@ pub enum StepError {
     NanLogits,
 }
 
-/// Called with prompt tokens done and in total; an error stops the prefill.
+/// Called with prompt tokens done and in total; `Break` stops the prefill. On a CPU it is also called between the
+/// layers of a chunk, with the count unchanged: a chunk may take a minute there.
 pub type Progress<'a> = &'a mut dyn FnMut(usize, usize) -> ControlFlow;
 
 /// Whether to go on.
@@ -186,7 +187,9 @@ impl<'a> TokenGenerator<'a> {
             let chunk = token_array(&prompt[done..done + count])?;
             self.model.forward(&chunk.expand_dims(0)?, Some(self.caches))?;
             self.quantize_caches()?;
-            mlx::eval(self.caches.iter().flat_map(LayerCache::arrays))?;
+            if self.eval_caches(&mut || progress(done, total))?.is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
             if let Some(processors) = &mut self.processors {
                 processors.observe(&chunk)?;
             }
@@ -241,6 +244,22 @@ impl<'a> TokenGenerator<'a> {
         mlx::async_eval([&token, &logprobs])?;
         self.in_flight = Some((token, logprobs));
         Ok(())
+    }
+
+    /// Computes what a chunk left in the caches. On a CPU layer after layer, so that the work can be stopped inside
+    /// a chunk: the graph, and with it every bit, is the same. A GPU would idle between the layers.
+    fn eval_caches(&self, poll: &mut dyn FnMut() -> ControlFlow) -> Result<ControlFlow, mlx::Error> {
+        if mlx::default_device() == DeviceKind::Gpu {
+            mlx::eval(self.caches.iter().flat_map(LayerCache::arrays))?;
+            return Ok(ControlFlow::Continue(()));
+        }
+        for (layer, cache) in self.caches.iter().enumerate() {
+            if layer > 0 && poll().is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+            mlx::eval(cache.arrays())?;
+        }
+        Ok(ControlFlow::Continue(()))
     }
 
     fn quantize_caches(&mut self) -> Result<(), mlx::Error> {

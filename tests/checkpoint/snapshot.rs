@@ -153,7 +153,7 @@ fn a_config_that_runs_python_is_refused() {
 fn a_broken_config_is_named() {
     let folder = Folder::snapshot();
     for (text, part) in
-        [("{\"a\":", "not valid JSON"), ("[]", "expected an object, found a list"), ("", "EOF")]
+        [("{\"a\":", "not valid JSON"), ("[]", "expected an object, found a list"), ("", "breaks off")]
     {
         folder.write("config.json", text);
         assert_refused(&folder, &["config.json: ", part]);
