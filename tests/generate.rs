@@ -261,7 +261,12 @@ fn a_long_chunk_can_be_stopped_between_its_layers() {
     let mut whole = make_prompt_cache(model.layer_kinds(), None);
     let mut generator = TokenGenerator::new(&*model, &mut whole, &prompt(20), &options(1)).unwrap();
     let mut calls = 0;
-    let _ = generator.prefill(&mut |_, _| { calls += 1; ControlFlow::Continue(()) }).unwrap();
+    let _ = generator
+        .prefill(&mut |_, _| {
+            calls += 1;
+            ControlFlow::Continue(())
+        })
+        .unwrap();
     // The start, the end, and between each two layers.
     assert_eq!(calls, 2 + model.layer_kinds().len() - 1);
 }

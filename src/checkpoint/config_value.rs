@@ -325,12 +325,18 @@ mod tests {
             message(json!({"hidden_size": 1, "rope_scaling": {}})),
             "field `rope_scaling.factor`: missing"
         );
-        assert!(message(json!({"hidden_size": 1, "kind": "odd"})).contains("`kind`: must be one of `plain`, `tied`, not `odd`"));
+        assert!(
+            message(json!({"hidden_size": 1, "kind": "odd"}))
+                .contains("`kind`: must be one of `plain`, `tied`, not `odd`")
+        );
     }
 
     #[test]
     fn integers_keep_their_range() {
-        assert!(message(json!({"hidden_size": -1})).contains("`hidden_size`: must be a whole number of 0 or more, not -1"));
+        assert!(
+            message(json!({"hidden_size": -1}))
+                .contains("`hidden_size`: must be a whole number of 0 or more, not -1")
+        );
         assert!(message(json!({"hidden_size": 1e18})).contains("`hidden_size`"));
         assert!(message(json!({"hidden_size": 1.5})).contains("not 1.5"));
         assert!(message(json!({"hidden_size": 4_294_967_296.0})).contains("`hidden_size`"));

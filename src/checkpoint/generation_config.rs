@@ -61,7 +61,8 @@ impl GenerationConfig {
             temperature: number(value, "temperature")?,
             top_p: number(value, "top_p")?,
             // Other runtimes write -1 for "off".
-            top_k: field(value, "top_k", "a whole number", Value::as_i64)?.and_then(|k| u32::try_from(k).ok()),
+            top_k: field(value, "top_k", "a whole number", Value::as_i64)?
+                .and_then(|k| u32::try_from(k).ok()),
             min_p: number(value, "min_p")?,
             repetition_penalty: number(value, "repetition_penalty")?,
             eos_token_ids: match value.get("eos_token_id").filter(|ids| is_truthy(ids)) {
@@ -133,17 +134,22 @@ mod tests {
         );
         for name in ["do_sample", "top_p", "top_k", "min_p", "repetition_penalty", "eos_token_id"] {
             for odd in [json!("x"), json!({"__float__": "NaN"}), json!([[1]])] {
-                assert!(said(json!({name: odd})).starts_with(&format!("field `{name}`: expected ")), "{name}");
+                assert!(
+                    said(json!({name: odd})).starts_with(&format!("field `{name}`: expected ")),
+                    "{name}"
+                );
             }
         }
         assert_eq!(said(json!([1])), "expected an object, found a list");
-        let off = json!({"temperature": null, "top_k": -1, "eos_token_id": null, "something_new": {"a": [1]}});
+        let off =
+            json!({"temperature": null, "top_k": -1, "eos_token_id": null, "something_new": {"a": [1]}});
         assert_eq!(GenerationConfig::from_value(&off), Ok(GenerationConfig::default()));
     }
 
     #[test]
     fn eos_that_python_calls_false_does_not_count() {
-        let eos = |value| GenerationConfig::from_value(&json!({"eos_token_id": value})).unwrap().eos_token_ids;
+        let eos =
+            |value| GenerationConfig::from_value(&json!({"eos_token_id": value})).unwrap().eos_token_ids;
         assert_eq!(eos(json!(0)), None);
         assert_eq!(eos(json!([])), None);
         assert_eq!(eos(json!(null)), None);

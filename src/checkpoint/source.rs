@@ -160,7 +160,11 @@ pub fn resolve_model(
 /// What to write instead of an address.
 fn address_hint(argument: &str) -> String {
     let rest = argument.split_once("://").map_or("", |(_, rest)| rest);
-    let (host, path) = if argument.starts_with("hf:") { ("hf.co", rest) } else { rest.split_once('/').unwrap_or((rest, "")) };
+    let (host, path) = if argument.starts_with("hf:") {
+        ("hf.co", rest)
+    } else {
+        rest.split_once('/').unwrap_or((rest, ""))
+    };
     let mut parts = path.split(['/', '?', '#']).filter(|part| !part.is_empty());
     match (host.trim_start_matches("www."), parts.next(), parts.next()) {
         ("huggingface.co" | "hf.co", Some(organisation), Some(name))
@@ -179,12 +183,16 @@ fn reachable(path: &Path) -> Result<(), SourceError> {
         Ok(_) => Ok(()),
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             match fs::read_link(path) {
-                Ok(target) => unreachable(format!("it is a link to {}, which is not there", shown_path(&target))),
+                Ok(target) => {
+                    unreachable(format!("it is a link to {}, which is not there", shown_path(&target)))
+                }
                 Err(_) => Ok(()),
             }
         }
         // A prompt or a hub id that no file system takes for a name.
-        Err(error) if matches!(error.kind(), io::ErrorKind::InvalidFilename | io::ErrorKind::InvalidInput) => {
+        Err(error)
+            if matches!(error.kind(), io::ErrorKind::InvalidFilename | io::ErrorKind::InvalidInput) =>
+        {
             Ok(())
         }
         Err(error) => unreachable(error.to_string()),

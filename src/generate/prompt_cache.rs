@@ -328,7 +328,8 @@ fn check_arrays(cache: &LayerCache, own: &LayerCache) -> Result<(), String> {
         }
     } else {
         let arrays = dense(cache).ok_or_else(empty)?;
-        expected.extend(arrays.into_iter().zip(&own).map(|(array, own)| (array, own, own.dim(3), own.dtype())));
+        expected
+            .extend(arrays.into_iter().zip(&own).map(|(array, own)| (array, own, own.dim(3), own.dtype())));
     }
     let length = expected.first().map_or(0, |(array, ..)| array.dim(2));
     for (array, own, width, dtype) in &expected {

@@ -255,7 +255,9 @@ impl Stage {
     /// Goes on as if a token had come before.
     fn skip_start(&mut self) {
         match self {
-            Stage::JoinWithSpaces { first } | Stage::Metaspace { first, .. } | Stage::WordPiece { first, .. } => {
+            Stage::JoinWithSpaces { first }
+            | Stage::Metaspace { first, .. }
+            | Stage::WordPiece { first, .. } => {
                 *first = false;
             }
             Stage::StripPieces { start_left, .. } => *start_left = 0,

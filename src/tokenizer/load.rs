@@ -132,8 +132,10 @@ struct Outline {
 }
 
 fn parse(json: &[u8], origin: Origin<'_>) -> Result<tokenizers::Tokenizer, TokenizerError> {
-    let outline: Outline = serde_json::from_slice(json)
-        .map_err(|error| TokenizerError::Json { file: origin.file(TOKENIZER), problem: json::problem(&error) })?;
+    let outline: Outline = serde_json::from_slice(json).map_err(|error| TokenizerError::Json {
+        file: origin.file(TOKENIZER),
+        problem: json::problem(&error),
+    })?;
     if outline.model.is_none() {
         return Err(origin.invalid(TOKENIZER, "it has no `model`; download it again"));
     }
@@ -185,7 +187,9 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, TokenizerError> {
 
 fn read_json(path: &Path) -> Result<Option<Value>, TokenizerError> {
     let Some(bytes) = read(path)? else { return Ok(None) };
-    let value = serde_json::from_slice(&bytes)
-        .map_err(|error| TokenizerError::Json { file: path.display().to_string(), problem: json::problem(&error) })?;
+    let value = serde_json::from_slice(&bytes).map_err(|error| TokenizerError::Json {
+        file: path.display().to_string(),
+        problem: json::problem(&error),
+    })?;
     Ok(Some(value))
 }

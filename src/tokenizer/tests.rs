@@ -180,7 +180,9 @@ fn malformed_files_are_errors_that_name_them() {
 
 #[test]
 fn a_tokens_bytes_are_its_text_inside_a_sequence() {
-    for (name, text) in [("byte-level", "the é 🌍 end"), ("byte-fallback", "the é 🌍 end"), ("metaspace", "the end")] {
+    for (name, text) in
+        [("byte-level", "the é 🌍 end"), ("byte-fallback", "the é 🌍 end"), ("metaspace", "the end")]
+    {
         let Ok(tokenizer) = Tokenizer::from_dir(&fixture(name)) else { continue };
         let ids = tokenizer.encode(text, false).unwrap();
         let bytes: Vec<u8> = ids.iter().flat_map(|&id| tokenizer.token_bytes(id)).collect();
