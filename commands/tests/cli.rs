@@ -193,7 +193,10 @@ fn versions() {
     let lines: Vec<_> = long.lines().collect();
     assert_eq!(lines[0], format!("mlx-bun {version}"));
     assert!(lines[1].starts_with("MLX 0."), "{long}");
-    assert!(lines[2].starts_with("backend "), "{long}");
+    assert_eq!(lines[2], "backend cpu");
+    // What is loaded counts, not what the environment says.
+    let told = mlx_bun(&["--version"]).env("MLX_BUN_BACKEND", "cuda13").output().unwrap();
+    assert_eq!(told.stdout, long.as_bytes());
 }
 
 #[test]
@@ -279,10 +282,14 @@ fn values_out_of_range_are_told_the_range() {
         ["--thinking", "perhaps"],
         ["--chat-template-config", "[1]"],
         ["--chat-template-config", "{"],
+        ["--temp", "-1e3"],
+        ["--max-tokens", "-5"],
+        ["--logit-bias", "-1=2"],
+        ["--threads", "-1"],
+        ["--hlg-toe", "-0.5"],
+        ["--kv-bits", "-4"],
     ];
-    // With `=`, so that a negative number is a value.
-    let lines: Vec<_> =
-        cases.iter().map(|[flag, value]| refused(&["generate", "hi", &format!("{flag}={value}")])).collect();
+    let lines: Vec<_> = cases.iter().map(|[flag, value]| refused(&["generate", "hi", flag, value])).collect();
     assert_snapshot!(lines.join("\n"), @r#"
     error: invalid value '5.1' for '--temp <T>': must be in [0, 5]
     error: invalid value '-0.1' for '--temp <T>': must be in [0, 5]
@@ -316,6 +323,57 @@ fn values_out_of_range_are_told_the_range() {
     error: invalid value '[1]' for '--chat-template-config <JSON>': must be a JSON object, like '{"enable_thinking": false}'
     error: invalid value '{' for '--chat-template-config <JSON>': is not JSON: EOF while parsing an object at line 1 column 1
     "#);
+}
+
+#[test]
+fn help_tells_every_range() {
+    for verb in ["generate", "chat"] {
+        let help = String::from_utf8(mlx_bun(&[verb, "--help"]).output().unwrap().stdout).unwrap();
+        let words = help.split_whitespace().collect::<Vec<_>>().join(" ");
+        for (flag, range) in [
+            ("--temp <T>", "[range: 0 to 5]"),
+            ("--top-k <K>", "[range: 0 to 1000000]"),
+            ("--seed <N>", "[range: 0 to 18446744073709551615]"),
+            ("--max-tokens <N>", "[range: 1 to 10000000]"),
+            ("--presence-penalty <X>", "[range: -100 to 100]"),
+            ("--logit-bias <ID=VALUE>", "from -1000 to 1000"),
+            ("--threads <N>", "[range: 1 to 64]"),
+            ("--max-kv-size <N>", "[range: 5 to 1000000000]"),
+        ] {
+            let after = &words[words.find(flag).unwrap_or_else(|| panic!("{verb} {flag}"))..];
+            let end = after[2..].find(" --").map_or(after.len(), |end| end + 2);
+            assert!(after[..end].contains(range), "{verb} {flag}: {}", &after[..end]);
+        }
+    }
+}
+
+#[test]
+fn flags_that_a_saved_cache_would_ignore_are_refused() {
+    for flag in [["--system-prompt", "x"], ["--max-kv-size", "64"]] {
+        let said = refused(&["generate", "--prompt-cache-file", "f", flag[0], flag[1], "hi"]);
+        assert_eq!(said, format!("error: `{}` cannot change what `--prompt-cache-file` already holds", flag[0]));
+    }
+}
+
+#[test]
+fn a_prompt_of_absurd_size_is_told_the_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("large");
+    fs::write(&path, vec![b'x'; (16 << 20) + 1]).unwrap();
+    assert_snapshot!(outcome(mlx_bun(&["generate", "-"]).stdin(File::open(path).unwrap())), @"");
+}
+
+#[test]
+fn models_are_not_named_by_address() {
+    assert_snapshot!(failed(&["generate", "--model", "https://huggingface.co/org/name", "hi"]), @"");
+}
+
+#[test]
+fn goldens_need_a_checkout() {
+    let folder = tempfile::tempdir().unwrap();
+    assert_snapshot!(outcome(mlx_bun(&["goldens", "list"]).current_dir(&folder)), @"");
+    let error = refused(&["goldens", "list", "--root", "/nonexistent"]);
+    assert_eq!(error, "error: `/nonexistent` is no checkout of mlx-bun: it has no goldens");
 }
 
 #[test]
@@ -450,7 +508,7 @@ fn prompt_files_are_checked_before_anything_is_done() {
     let folder = tempfile::tempdir().unwrap();
     let mut said = Vec::new();
     for content in [
-        "{\"prompt\": \"a\"}\nnot json\n",
+        "{\"prompt\": \"a\"}\nnot json\n{}\n",
         "{\"prompt\": \"a\", \"temperature\": 9}\n",
         "{\"prompt\": \"a\", \"tempreature\": 1}\n",
         "{}\n",
@@ -459,7 +517,7 @@ fn prompt_files_are_checked_before_anything_is_done() {
         fs::write(folder.path().join("p.jsonl"), content).unwrap();
         let output =
             mlx_bun(&["generate", "--prompt-file", "p.jsonl"]).current_dir(&folder).output().unwrap();
-        assert_eq!(output.status.code(), Some(1));
+        assert_eq!(output.status.code(), Some(2));
         said.push(String::from_utf8(output.stderr).unwrap());
     }
     assert_snapshot!(said.concat(), @"
