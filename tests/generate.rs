@@ -116,7 +116,7 @@ fn filled(name: &str, length: u32, kv_quantization: Option<KvQuantization>) -> V
     let model = model(name);
     let mut caches = make_prompt_cache(model.layer_kinds(), None);
     let options = StepOptions { kv_quantization, ..options(1) };
-    TokenGenerator::new(&*model, &mut caches, &prompt(length), &options)
+    let _ = TokenGenerator::new(&*model, &mut caches, &prompt(length), &options)
         .unwrap()
         .prefill(&mut |_, _| ControlFlow::Continue(()))
         .unwrap();

@@ -47,7 +47,7 @@ In the conversation:
 pub struct ChatArgs {
     /// The model, as --model names it
     #[arg(value_name = "MODEL")]
-    model: Option<String>,
+    named: Option<String>,
 
     #[command(flatten)]
     source: SourceArgs,
@@ -77,7 +77,7 @@ pub fn run(
     let options = LoadOptions {
         extra_eos_tokens: args.talk.extra_eos_tokens()?,
         conversation: true,
-        ..args.source.resolve(args.model.clone(), &args.compute, None, &mut warnings)?
+        ..args.source.resolve(args.named.clone(), &args.compute, None, &mut warnings)?
     };
     let settings = args.reply.request(Prompt::Raw(String::new()), MAX_TOKENS, &mut warnings)?;
     for warning in &warnings {

@@ -296,7 +296,7 @@ mod tests {
         let limit = |arguments: &[&str]| plan(arguments).unwrap().0.jobs[0].request.max_tokens;
         assert_eq!(limit(&["hi"]), Some(100));
         assert_eq!(limit(&["-m", "7", "hi"]), Some(7));
-        assert_eq!(limit(&["--max-tokens", "-1", "hi"]), None);
+        assert_eq!(limit(&["--max-tokens=-1", "hi"]), None);
     }
 
     #[test]

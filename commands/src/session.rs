@@ -41,7 +41,12 @@ struct Conversation {
 /// A value that only the loaded model can refuse is wrong usage, as one that is refused before.
 fn refusal(error: StreamError) -> anyhow::Error {
     match &error {
-        StreamError::Step(StepError::Range(_) | StepError::KvGroup { .. } | StepError::PrefillStep)
+        StreamError::Step(
+            StepError::Range(_)
+            | StepError::KvGroup { .. }
+            | StepError::BiasedToken { .. }
+            | StepError::PrefillStep,
+        )
         | StreamError::Stop(_)
         | StreamError::NoTokens => Complaint::usage(error.to_string()).into(),
         _ => error.into(),

@@ -134,22 +134,29 @@ fn short_help_of_generate_is_for_newcomers() {
                                    `enable_thinking` [possible values: true, false]
 
     Sampling:
-          --temp <T>   Temperature from 0 to 5; 0 always takes the likeliest token [default: 0] [alias:
-                       --temperature]
+          --temp <T>   Temperature; 0 always takes the likeliest token [range: 0 to 5] [default: 0]
+                       [alias: --temperature]
           --top-p <P>  Keep the likeliest tokens that make up this share of the probability; 0 and 1
-                       keep all [default: 1]
-          --top-k <K>  Keep this many of the likeliest tokens; 0 keeps all [default: 0]
-          --min-p <P>  Drop tokens less likely than this share of the likeliest one's probability
+                       keep all [range: 0 to 1] [default: 1]
+          --top-k <K>  Keep this many of the likeliest tokens; 0 keeps all [range: 0 to 1000000]
                        [default: 0]
-          --seed <N>   Seed of the random draws; the same seed gives the same text
+          --min-p <P>  Drop tokens less likely than this share of the likeliest one's probability
+                       [range: 0 to 1] [default: 0]
+          --seed <N>   Seed of the random draws; the same seed gives the same text [range: 0 to
+                       18446744073709551615]
 
     Penalties:
           --repetition-penalty <X>  Make tokens already seen less likely by this factor; 1 changes
-                                    nothing
+                                    nothing [range: 0 to 100]
 
     Stopping:
           --stop <TEXT>     Stop before this text; can be given several times
-      -m, --max-tokens <N>  Most tokens to generate; -1 for no limit [default: 100]
+      -m, --max-tokens <N>  Most tokens of a reply; -1 for no limit [default: 100, in chat 256] [range:
+                            1 to 10000000]
+
+    Output:
+          --logprobs  With --json: the log-probability of each token
+          --json      Print one JSON object: text, tokens, finish_reason, stats
 
     Key-value cache:
           --kv-quant <off|4|8>        Pack the cache to 4 or 8 bits from the first token on, or not
@@ -159,10 +166,6 @@ fn short_help_of_generate_is_for_newcomers() {
 
     Numerics:
           --l1  Compute bit for bit as mlx-lm does: only MLX's own kernels (slower on a Linux CPU)
-
-    Output:
-          --json      Print one JSON object: text, tokens, finish_reason, stats
-          --logprobs  With --json: the log-probability of each token
 
     Global options:
       -q, --quiet...      Say less: once for no statistics and no progress, twice for errors only
@@ -321,7 +324,13 @@ fn values_out_of_range_are_told_the_range() {
     error: invalid value 'maybe' for '--hlg-sampling <ON|OFF>'
     error: invalid value 'perhaps' for '--thinking <true|false>'
     error: invalid value '[1]' for '--chat-template-config <JSON>': must be a JSON object, like '{"enable_thinking": false}'
-    error: invalid value '{' for '--chat-template-config <JSON>': is not JSON: EOF while parsing an object at line 1 column 1
+    error: invalid value '{' for '--chat-template-config <JSON>': is not valid JSON: it breaks off at line 1, column 1
+    error: invalid value '-1e3' for '--temp <T>': must be in [0, 5]
+    error: invalid value '-5' for '--max-tokens <N>': must be a whole number in [1, 10000000], or -1 for no limit
+    error: invalid value '-1=2' for '--logit-bias <ID=VALUE>': `-1` is not a token id
+    error: invalid value '-1' for '--threads <N>': must be a whole number in [1, 64]
+    error: invalid value '-0.5' for '--hlg-toe <NATS>': must be in [0, 100]
+    error: invalid value '-4' for '--kv-bits <BITS>'
     "#);
 }
 
@@ -351,7 +360,10 @@ fn help_tells_every_range() {
 fn flags_that_a_saved_cache_would_ignore_are_refused() {
     for flag in [["--system-prompt", "x"], ["--max-kv-size", "64"]] {
         let said = refused(&["generate", "--prompt-cache-file", "f", flag[0], flag[1], "hi"]);
-        assert_eq!(said, format!("error: `{}` cannot change what `--prompt-cache-file` already holds", flag[0]));
+        assert_eq!(
+            said,
+            format!("error: `{}` cannot change what `--prompt-cache-file` already holds", flag[0])
+        );
     }
 }
 
@@ -360,18 +372,30 @@ fn a_prompt_of_absurd_size_is_told_the_limit() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("large");
     fs::write(&path, vec![b'x'; (16 << 20) + 1]).unwrap();
-    assert_snapshot!(outcome(mlx_bun(&["generate", "-"]).stdin(File::open(path).unwrap())), @"");
+    assert_snapshot!(outcome(mlx_bun(&["generate", "-"]).stdin(File::open(path).unwrap())), @"
+    exit 1
+    -- stdout
+    -- stderr
+    error: standard input has more than 16777216 bytes, the most that a prompt may have
+    hint: shorten the prompt; `--prompt-file` takes many of them
+    ");
 }
 
 #[test]
 fn models_are_not_named_by_address() {
-    assert_snapshot!(failed(&["generate", "--model", "https://huggingface.co/org/name", "hi"]), @"");
+    assert_snapshot!(failed(&["generate", "--model", "https://huggingface.co/org/name", "hi"]), @"error: `https://huggingface.co/org/name` is an address, and models are named by path or hub id; download it to the Hugging Face cache and give org/name");
 }
 
 #[test]
 fn goldens_need_a_checkout() {
     let folder = tempfile::tempdir().unwrap();
-    assert_snapshot!(outcome(mlx_bun(&["goldens", "list"]).current_dir(&folder)), @"");
+    assert_snapshot!(outcome(mlx_bun(&["goldens", "list"]).current_dir(&folder)), @"
+    exit 1
+    -- stdout
+    -- stderr
+    error: there are no goldens here: neither in this folder nor above it
+    hint: run this inside a checkout of mlx-bun, or name one with --root
+    ");
     let error = refused(&["goldens", "list", "--root", "/nonexistent"]);
     assert_eq!(error, "error: `/nonexistent` is no checkout of mlx-bun: it has no goldens");
 }
@@ -431,6 +455,7 @@ fn prompts_that_are_none() {
     -- stdout
     -- stderr
     error: the prompt is empty
+    hint: give at least one word to answer
     ");
     assert_snapshot!(run(&["generate", "What", "is", "this"]), @"
     exit 2
@@ -444,10 +469,10 @@ fn prompts_that_are_none() {
     -- stdout
     -- stderr
     error: two models: `--model` and the argument `other`
-    hint: put the prompt in quotes, or drop one of the two
+    hint: put a prompt in quotes, or drop one of the two
     ");
     assert_snapshot!(run(&["generate", "-"]), @"
-    exit 1
+    exit 2
     -- stdout
     -- stderr
     error: the prompt is empty: nothing came on standard input
@@ -463,6 +488,7 @@ fn prompts_that_are_none() {
     -- stdout
     -- stderr
     error: the prompt is empty
+    hint: give at least one word to answer
     ");
     assert_snapshot!(run(&["cache-prompt", "--prompt", "x"]), @"
     exit 2
@@ -521,11 +547,12 @@ fn prompt_files_are_checked_before_anything_is_done() {
         said.push(String::from_utf8(output.stderr).unwrap());
     }
     assert_snapshot!(said.concat(), @"
-    error: p.jsonl, line 2: expected ident (column 2)
-    error: p.jsonl, line 1: `temperature` must be in [0, 5]
-    error: p.jsonl, line 1: unknown field `tempreature`, expected one of `id`, `prompt`, `messages`, `system_prompt`, `prefill_response`, `chat_template_args`, `chat_template_config`, `chat_template_kwargs`, `max_tokens`, `temp`, `temperature`, `top_p`, `top_k`, `min_p`, `xtc_probability`, `xtc_threshold`, `seed`, `stop`, `repetition_penalty`, `presence_penalty`, `frequency_penalty`, `logit_bias`, `logprobs`, `top_logprobs` (column 29)
-    error: p.jsonl, line 1: neither `prompt` nor `messages`
-    error: p.jsonl, line 1: no prompts
+    error: p.jsonl:2: not valid JSON at column 2
+    error: p.jsonl:3: neither `prompt` nor `messages`
+    error: p.jsonl:1: `temperature` must be in [0, 5]
+    error: p.jsonl:1: there is no field `tempreature`; did you mean `temperature`?
+    error: p.jsonl:1: neither `prompt` nor `messages`
+    error: p.jsonl:1: no prompts
     ");
     assert!(
         failed(&["generate", "--prompt-file", "/nonexistent/x"])

@@ -184,7 +184,16 @@ fn a_saved_cache_must_fit_the_model() {
     let file = folder.path().join("cache.safetensors");
     let path = file.to_str().unwrap();
     let bf16 = model("llama-bf16");
-    stdout(&mut mlx_bun(&["cache-prompt", "--model", &bf16, "--raw", "--prompt", "x", "--prompt-cache-file", path]));
+    stdout(&mut mlx_bun(&[
+        "cache-prompt",
+        "--model",
+        &bf16,
+        "--raw",
+        "--prompt",
+        "x",
+        "--prompt-cache-file",
+        path,
+    ]));
     // As if the model's folder now held another model: same names and layers, other types.
     let bytes = fs::read(&file).unwrap();
     let name = fs::canonicalize(&bf16).unwrap().display().to_string();
@@ -213,20 +222,36 @@ fn copy(folder: &Path) {
 #[test]
 fn broken_files_of_a_model_are_named_once_in_words() {
     for (file, content, said) in [
-        ("generation_config.json", "{", "generation_config.json: not valid JSON: it breaks off at line 1, column 1"),
+        (
+            "generation_config.json",
+            "{",
+            "generation_config.json: not valid JSON: it breaks off at line 1, column 1",
+        ),
         (
             "generation_config.json",
             "{\"eos_token_id\": \"x\"}",
             "generation_config.json: field `eos_token_id`: expected a token id or a list of token ids",
         ),
-        ("tokenizer.json", "{\"a\": oh}", "tokenizer.json` is not valid JSON at line 1, column 8; download it again"),
-        ("config.json", "{\"model_type\": \"llama\", \"eos_token_id\": 1.5}", "config.json: field `eos_token_id`: expected"),
+        (
+            "tokenizer.json",
+            "{\"a\": oh}",
+            "tokenizer.json` is not valid JSON at line 1, column 7; download it again",
+        ),
+        (
+            "config.json",
+            "{\"model_type\": \"llama\", \"eos_token_id\": 1.5}",
+            "config.json: field `eos_token_id`: expected",
+        ),
         (
             "config.json",
             "{\"model_type\": \"llama\", \"max_position_embeddings\": -1}",
             "config.json: field `max_position_embeddings`: must be a whole number of 0 or more, not -1",
         ),
-        ("config.json", "{\"model_type\": \"llama\", \"hidden_size\": \"big\"}", "must be a whole number, not the text \"big\""),
+        (
+            "config.json",
+            "{\"model_type\": \"llama\", \"hidden_size\": \"big\"}",
+            "must be a whole number, not the text \"big\"",
+        ),
     ] {
         let folder = tempfile::tempdir().unwrap();
         copy(folder.path());

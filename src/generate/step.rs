@@ -78,6 +78,14 @@ pub enum StepError {
         /// Rows of the embedding.
         vocab_size: i32,
     },
+    /// A bias for an id the model has no logit for.
+    #[error("logit_bias names token {id}, but the vocabulary has {vocab_size}")]
+    BiasedToken {
+        /// The id.
+        id: u32,
+        /// Logits at a position.
+        vocab_size: i32,
+    },
     /// A chunk size of zero would never finish.
     #[error("the prefill step size must be at least 1")]
     PrefillStep,
@@ -148,8 +156,12 @@ impl<'a> TokenGenerator<'a> {
         if prompt.is_empty() {
             return Err(StepError::EmptyPrompt);
         }
-        if let Some(&id) = prompt.iter().find(|&&id| i64::from(id) >= i64::from(vocab_size)) {
+        let unknown = |id: &u32| i64::from(*id) >= i64::from(vocab_size);
+        if let Some(&id) = prompt.iter().find(|id| unknown(id)) {
             return Err(StepError::UnknownToken { id, vocab_size });
+        }
+        if let Some(&(id, _)) = options.penalties.logit_bias.iter().find(|(id, _)| unknown(id)) {
+            return Err(StepError::BiasedToken { id, vocab_size });
         }
         if options.prefill_step_size == 0 {
             return Err(StepError::PrefillStep);

@@ -269,7 +269,7 @@ mod tests {
     fn s3_every_flag_reaches_the_engine() {
         let probe = parse(
             "--temperature 0.7 --top-p 0.9 --top-k 40 --min-p 0.05 --min-tokens-to-keep 2 --xtc-probability 0.5 \
-             --xtc-threshold 0.2 --repetition-penalty 1.1 --repetition-context-size 30 --presence-penalty -0.5 \
+             --xtc-threshold 0.2 --repetition-penalty 1.1 --repetition-context-size 30 --presence-penalty=-0.5 \
              --presence-context-size 31 --frequency-penalty 0.25 --frequency-context-size 0 --logit-bias 5=-1.5",
         );
         let mut warnings = Vec::new();
