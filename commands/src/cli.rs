@@ -20,9 +20,9 @@ use crate::version;
 
 /// Run language models on MLX
 ///
-/// Answers prompts, holds conversations, and computes bit for bit what mlx-lm computes. One program, one verb a job;
-/// begin with `mlx-bun generate "What is the capital of France?"`. Standard output carries the result and nothing else;
-/// statistics, progress and messages go to standard error.
+/// Answers prompts and holds conversations; with --l1 it computes bit for bit what mlx-lm computes. One program, one
+/// verb a job; begin with `mlx-bun generate "What is the capital of France?"`. Standard output carries the result and
+/// nothing else; statistics, progress and messages go to standard error.
 #[derive(clap::Parser)]
 #[command(name = "mlx-bun", version, max_term_width = 100)]
 pub struct Cli {
