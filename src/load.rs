@@ -74,6 +74,7 @@ fn load_gguf(file: &Path) -> Result<LoadedModel, LoadModelError> {
     let label =
         file.file_name().map_or_else(|| file.display().to_string(), |name| name.to_string_lossy().into());
     let config = Config::from_value(Value::Object(gguf.config), label.clone())?;
+    config.max_position_embeddings()?;
     let quantization = Quantization::from_config(&config, None)?;
     let tensors = crate::checkpoint::TensorSource::new(gguf.tensors, quantization, label.clone(), label);
     let parts = TokenizerParts {

@@ -1,5 +1,5 @@
 //! The chat-template corpus: every template of `fixtures/chat_templates/` on every conversation, and a list of
-//! snippets, must render what transformers rendered (recorded by `scripts/oracle_templates.py`) and fail where it
+//! snippets, must render what transformers rendered (recorded by `scripts/oracle/record_chat_templates.py`) and fail where it
 //! failed.
 
 #![allow(clippy::unwrap_used, reason = "a corpus that cannot be read fails the test")]

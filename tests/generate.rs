@@ -5,11 +5,12 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use mlx_bun::cache::{LayerCache, make_prompt_cache};
+use mlx_bun::cache::{KvCache, LayerCache, make_prompt_cache};
 use mlx_bun::checkpoint::{Checkpoint, ElementType, TensorData};
 use mlx_bun::generate::prompt_cache::{self, PromptCacheError};
 use mlx_bun::generate::step::{ControlFlow, KvQuantization, StepError, StepOptions, TokenGenerator};
 use mlx_bun::generate::stream::{FinishReason, StreamError, StreamOptions, TextGenerator};
+use mlx_bun::mlx::{Array, Dtype};
 use mlx_bun::models::{self, Model};
 use mlx_bun::tokenizer::Tokenizer;
 
@@ -76,6 +77,7 @@ fn a_saved_cache_continues_as_if_unbroken() {
         prompt_cache::save(&file, &caches, &note).unwrap();
         let (mut loaded, metadata) = prompt_cache::load(&file).unwrap();
         assert_eq!(metadata, note);
+        prompt_cache::check(&loaded, &*model).unwrap();
         assert_eq!(
             loaded.iter().map(LayerCache::offset).collect::<Vec<_>>(),
             vec![28; caches.len()],
@@ -102,10 +104,63 @@ fn a_broken_cache_file_is_an_error() {
     let weights = fixture("llama-f32").join("model.safetensors");
     let error = prompt_cache::load(&weights).unwrap_err().to_string();
     assert!(error.contains("its header names no layers"), "{error}");
+    caches.pop();
     assert!(matches!(
-        prompt_cache::check(&caches, caches.len() + 1),
+        prompt_cache::check(&caches, &*model),
         Err(PromptCacheError::Layers { found, expected }) if found + 1 == expected
     ));
+}
+
+/// Caches of a model after a prompt.
+fn filled(name: &str, length: u32, kv_quantization: Option<KvQuantization>) -> Vec<LayerCache> {
+    let model = model(name);
+    let mut caches = make_prompt_cache(model.layer_kinds(), None);
+    let options = StepOptions { kv_quantization, ..options(1) };
+    let _ = TokenGenerator::new(&*model, &mut caches, &prompt(length), &options)
+        .unwrap()
+        .prefill(&mut |_, _| ControlFlow::Continue(()))
+        .unwrap();
+    caches
+}
+
+#[test]
+fn a_cache_must_have_the_shape_and_type_that_the_model_makes() {
+    let llama = model("llama-f32");
+    let packed = |group_size| Some(KvQuantization { bits: 8, group_size, start: 0 });
+    for quantization in [None, packed(32)] {
+        assert!(prompt_cache::check(&filled("llama-f32", 9, quantization), &*llama).is_ok());
+        let error = prompt_cache::check(&filled("llama-bf16", 9, quantization), &*llama).unwrap_err();
+        let said = error.to_string();
+        assert!(said.contains("of Bfloat16 where this model has [1, 2, 256, "), "{said}");
+    }
+    // Gemma's window, before and after it wraps.
+    let gemma = model("gemma3_text-f32");
+    for length in [3, 100] {
+        assert!(prompt_cache::check(&filled("gemma3_text-f32", length, None), &*gemma).is_ok(), "{length}");
+    }
+    let plain = filled("llama-f32", 9, None);
+    let changed = |layer: usize, change: &dyn Fn(Array, Array) -> KvCache| {
+        let mut caches = plain.clone();
+        if let LayerCache::Plain(cache) = &caches[layer] {
+            let (keys, values) = cache.buffers().unwrap();
+            caches[layer] = LayerCache::Plain(change(keys.clone(), values.clone()));
+        }
+        prompt_cache::check(&caches, &*llama).unwrap_err().to_string()
+    };
+    let zeros = |shape: &[i32]| Array::zeros(shape, Dtype::Float32).unwrap();
+    for (said, shape) in [
+        ("layer 1 holds [2, 2, 256, 32]", [2, 2, 256, 32]),
+        ("layer 1 holds [1, 4, 256, 32]", [1, 4, 256, 32]),
+        ("layer 1 holds [1, 2, 256, 16]", [1, 2, 256, 16]),
+        ("layer 1 holds [1, 2, 255, 32]", [1, 2, 255, 32]),
+    ] {
+        let error = changed(1, &|keys, _| KvCache::from_state(keys, zeros(&shape), 9));
+        assert!(error.contains(said), "{error}");
+    }
+    let error = changed(1, &|keys, values| KvCache::from_state(keys, values, 8));
+    assert!(error.contains("layer 1 stands at position 8, the first layer at 9"), "{error}");
+    let error = changed(0, &|_, _| KvCache::default());
+    assert!(error.contains("layer 0 holds no tokens"), "{error}");
 }
 
 #[test]
@@ -179,12 +234,41 @@ fn cancelling_in_prefill_ends_the_reply() {
             if done >= 8 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })
         .unwrap();
+    seen.dedup();
     assert_eq!(seen, [(0, 20), (4, 20), (8, 20)]);
     assert_eq!(reply.next().unwrap().unwrap().text, "");
     assert!(reply.next().unwrap().is_none());
     assert_eq!(reply.finish_reason(), Some(FinishReason::Cancelled));
     drop(reply);
     assert_eq!(caches[0].offset(), 8);
+}
+
+#[test]
+fn a_long_chunk_can_be_stopped_between_its_layers() {
+    if mlx_bun::mlx::default_device() == mlx_bun::mlx::DeviceKind::Gpu {
+        return;
+    }
+    let model = model("llama-f32");
+    let mut caches = make_prompt_cache(model.layer_kinds(), None);
+    let mut generator = TokenGenerator::new(&*model, &mut caches, &prompt(20), &options(1)).unwrap();
+    let mut calls = Vec::new();
+    let flow = generator.prefill(&mut |done, _| {
+        calls.push(done);
+        if calls.len() == 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    assert!(flow.unwrap().is_break());
+    assert_eq!(calls, [0, 0]);
+    let mut whole = make_prompt_cache(model.layer_kinds(), None);
+    let mut generator = TokenGenerator::new(&*model, &mut whole, &prompt(20), &options(1)).unwrap();
+    let mut calls = 0;
+    let _ = generator
+        .prefill(&mut |_, _| {
+            calls += 1;
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+    // The start, the end, and between each two layers.
+    assert_eq!(calls, 2 + model.layer_kinds().len() - 1);
 }
 
 /// The text is the tokens' text up to the stop string, whichever tokens spell it.

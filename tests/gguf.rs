@@ -1,5 +1,5 @@
 //! GGUF files against independent readers: tensors against PyPI gguf (and MLX, for the affine layout), token ids
-//! against SentencePiece and the models' own pipelines. scripts/oracle_gguf.py writes files and expectations.
+//! against SentencePiece and the models' own pipelines. scripts/oracle/record_gguf.py writes files and expectations.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! The tokenizer against what transformers recorded (scripts/oracle_tokenizer.py), and the promise of the
+//! The tokenizer against what transformers recorded (scripts/oracle/record_tokenizers.py), and the promise of the
 //! streaming detokenizer: joined segments are the decoded list, whatever the ids.
 
 #![allow(clippy::unwrap_used)]

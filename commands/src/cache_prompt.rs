@@ -5,11 +5,8 @@ use std::path::PathBuf;
 
 use serde_json::Map;
 
-use crate::args::kv_cache::KvCacheArgs;
-use crate::args::model::ModelArgs;
-use crate::args::numerics::NumericsArgs;
-use crate::args::prompt::read_stdin;
-use crate::args::template::TemplateArgs;
+use crate::args::load::{ComputeArgs, SourceArgs};
+use crate::args::prompt::{empty_prompt, read_prompt};
 use crate::engine::{Engine, Event, LoadOptions, Prompt, message};
 use crate::error::Complaint;
 use crate::exit::ExitStatus;
@@ -31,7 +28,7 @@ pub struct CachePromptArgs {
     prompt_cache_file: PathBuf,
 
     /// The prompt; `-` reads standard input
-    #[arg(short, long, value_name = "TEXT", help_heading = "Prompt")]
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true, help_heading = "Prompt")]
     prompt: String,
 
     /// Feed the prompt as it is, without the chat template
@@ -39,18 +36,14 @@ pub struct CachePromptArgs {
     raw: bool,
 
     #[command(flatten)]
-    model: ModelArgs,
+    source: SourceArgs,
 
     /// A token that ends a reply, beside the model's own; kept with the cache
     #[arg(long, value_name = "TOKEN", help_heading = "Model")]
     eos_token: Option<String>,
 
     #[command(flatten)]
-    template: TemplateArgs,
-    #[command(flatten)]
-    kv_cache: KvCacheArgs,
-    #[command(flatten)]
-    numerics: NumericsArgs,
+    compute: ComputeArgs,
 }
 
 /// Runs the verb; `load` makes the engine.
@@ -62,23 +55,18 @@ pub fn run(
     printer: &Printer,
     load: impl FnOnce(&LoadOptions, &Printer) -> anyhow::Result<Box<dyn Engine>>,
 ) -> anyhow::Result<ExitStatus> {
-    let interrupt = Interrupt::install()?;
+    let interrupt = Interrupt::install(printer)?;
     let mut warnings = Vec::new();
     let options = LoadOptions {
-        model: args.model.resolve(true)?,
         extra_eos_tokens: args.eos_token.iter().cloned().collect(),
-        template: args.template.resolve()?,
-        kv_cache: args.kv_cache.resolve(&mut warnings)?,
-        numerics: args.numerics.resolve(),
-        prompt_cache_file: None,
-        conversation: false,
+        ..args.source.resolve(None, &args.compute, None, &mut warnings)?
     };
     if args.raw {
-        args.template.warn_unused(&mut warnings);
+        args.source.template.warn_unused(&mut warnings);
     }
     let text = match args.prompt.as_str() {
-        "" => return Err(Complaint::usage("the prompt is empty").into()),
-        "-" => read_stdin(printer)?,
+        "" => return Err(empty_prompt().into()),
+        "-" => read_prompt(printer)?,
         text => text.to_owned(),
     };
     for warning in &warnings {
@@ -112,7 +100,7 @@ fn prompt(args: &CachePromptArgs, text: String) -> Prompt {
     if args.raw {
         return Prompt::Raw(text);
     }
-    let system = args.template.system_prompt.clone().map(|system| message("system", system));
+    let system = args.source.template.system_prompt.clone().map(|system| message("system", system));
     let messages = system.into_iter().chain([message("user", text)]).collect();
     Prompt::Chat { messages, continue_last: true, variables: Map::new() }
 }

@@ -5,36 +5,37 @@ mod reader;
 
 use std::io::{self, IsTerminal};
 
+use mlx_bun::generate::stream::StreamError;
 use serde_json::{Map, Value};
 
-use crate::args::Truth;
-use crate::args::kv_cache::KvCacheArgs;
-use crate::args::model::ModelArgs;
-use crate::args::numerics::NumericsArgs;
-use crate::args::sampling::{PenaltyArgs, SamplingArgs};
-use crate::args::stopping::{StopArgs, TokenLimit};
-use crate::args::template::TemplateArgs;
+use crate::args::load::{ComputeArgs, SourceArgs};
+use crate::args::reply::{ReplyArgs, TalkArgs};
 use crate::engine::{Engine, FinishReason, LoadOptions, Message, Prompt, Request, message};
+use crate::error;
 use crate::exit::ExitStatus;
 use crate::generate::MORE;
 use crate::interrupt::Interrupt;
 use crate::output;
-use crate::printer::{Printer, Verbosity, stdout_closed};
+use crate::printer::{Printer, stdout_closed};
 use input::{Assembler, Input};
 use reader::{Line, Piped, Reader, Terminal};
+
+/// Tokens of a reply unless asked otherwise (mlx-lm's default).
+const MAX_TOKENS: usize = 256;
 
 const HELP: &str = "\
 /help           this text
 /reset          forget the conversation
 /system TEXT    set the system prompt; without TEXT, show it
 /exit           leave, as does Ctrl-D
+//TEXT          say a text that begins with /
 A backslash at the end of a line continues it; \"\"\" begins and ends a block of lines.
 Ctrl-C stops a reply and keeps the conversation.";
 
 const EXAMPLES: &str = "\
 Examples:
   mlx-bun chat
-  mlx-bun chat --model ./my-model --temp 0.7 --system-prompt \"You are a pirate\"
+  mlx-bun chat ./my-model --temp 0.7 --system-prompt \"You are a pirate\"
   printf 'Hello\\nAnd in French?\\n' | mlx-bun chat
 
 In the conversation:
@@ -44,40 +45,22 @@ In the conversation:
 #[derive(Clone, Debug, clap::Args)]
 #[command(args_override_self = true, after_help = MORE, after_long_help = EXAMPLES)]
 pub struct ChatArgs {
-    #[command(flatten)]
-    model: ModelArgs,
-    #[command(flatten)]
-    template: TemplateArgs,
-    #[command(flatten)]
-    sampling: SamplingArgs,
-    #[command(flatten)]
-    penalties: PenaltyArgs,
-    #[command(flatten)]
-    stopping: StopArgs,
-
-    /// Most tokens of a reply; -1 for no limit
-    #[arg(
-        short,
-        long,
-        value_name = "N",
-        default_value = "256",
-        allow_negative_numbers = true,
-        help_heading = "Stopping"
-    )]
-    max_tokens: TokenLimit,
+    /// The model, as --model names it
+    #[arg(value_name = "MODEL")]
+    named: Option<String>,
 
     #[command(flatten)]
-    kv_cache: KvCacheArgs,
+    source: SourceArgs,
     #[command(flatten)]
-    numerics: NumericsArgs,
+    reply: ReplyArgs,
+    #[command(flatten)]
+    talk: TalkArgs,
+    #[command(flatten)]
+    compute: ComputeArgs,
 
     /// Do not read or write the history of inputs
     #[arg(long, help_heading = "Output")]
     no_history: bool,
-
-    /// `false`: only the replies, as --quiet; mlx-lm's spelling
-    #[arg(long, value_name = "true|false", value_enum, help_heading = "Output", hide_short_help = true)]
-    verbose: Option<Truth>,
 }
 
 /// Runs the verb; `load` makes the engine.
@@ -89,46 +72,30 @@ pub fn run(
     printer: Printer,
     load: impl FnOnce(&LoadOptions, &Printer) -> anyhow::Result<Box<dyn Engine>>,
 ) -> anyhow::Result<ExitStatus> {
-    let printer = match args.verbose {
-        Some(Truth::False) => printer.limited(Verbosity::Quiet),
-        _ => printer,
-    };
+    let printer = args.talk.limit(printer);
     let mut warnings = Vec::new();
-    args.stopping.check()?;
     let options = LoadOptions {
-        model: args.model.resolve(true)?,
-        extra_eos_tokens: args.stopping.extra_eos_token.clone(),
-        template: args.template.resolve()?,
-        kv_cache: args.kv_cache.resolve(&mut warnings)?,
-        numerics: args.numerics.resolve(),
-        prompt_cache_file: None,
+        extra_eos_tokens: args.talk.extra_eos_tokens()?,
         conversation: true,
+        ..args.source.resolve(args.named.clone(), &args.compute, None, &mut warnings)?
     };
-    let settings = Request {
-        prompt: Prompt::Raw(String::new()),
-        max_tokens: args.max_tokens.0,
-        sampling: args.sampling.resolve(&mut warnings),
-        penalties: args.penalties.resolve(),
-        seed: args.sampling.seed,
-        stop: args.stopping.stop.clone(),
-        logprobs: None,
-    };
+    let settings = args.reply.request(Prompt::Raw(String::new()), MAX_TOKENS, &mut warnings)?;
     for warning in &warnings {
         printer.warning(warning);
     }
-    let interrupt = Interrupt::install()?;
+    let interrupt = Interrupt::install(&printer)?;
     interrupt.begin();
     let mut engine = load(&options, &printer)?;
     let conversation = Conversation {
         engine: engine.as_mut(),
         settings,
-        system: args.template.system_prompt.clone(),
+        system: args.source.template.system_prompt.clone(),
         messages: Vec::new(),
         printer: &printer,
         interrupt,
     };
     if !io::stdin().is_terminal() {
-        return conversation.hold(&mut Piped);
+        return conversation.hold(&mut Piped::new(io::stdin().lock()));
     }
     let history = if args.no_history { None } else { reader::history_file() };
     let (mut terminal, problem) = Terminal::new(history)?;
@@ -162,6 +129,11 @@ impl Conversation<'_> {
                     Some(input) => input,
                     None => continue,
                 },
+                Line::Unreadable(problem) => {
+                    self.printer.error(&problem);
+                    status = ExitStatus::Failure;
+                    continue;
+                }
                 Line::Interrupted => {
                     if !assembler.is_open() {
                         self.printer.note("Ctrl-D or /exit leaves");
@@ -198,7 +170,10 @@ impl Conversation<'_> {
                         if stdout_closed(&error) {
                             return Err(error);
                         }
-                        self.printer.error(&format!("{error:#}"));
+                        error::say(&error, "", self.printer);
+                        if let Some(StreamError::ContextLength { .. }) = error.downcast_ref() {
+                            self.printer.hint("/reset forgets the conversation and begins a new one");
+                        }
                         status = ExitStatus::Failure;
                     }
                     if self.interrupt.is_set() && !reader.is_interactive() {
@@ -256,10 +231,10 @@ mod tests {
     use std::collections::VecDeque;
 
     use super::*;
-    use crate::printer::Captured;
+    use crate::printer::{Captured, Verbosity};
     use crate::scripted::{self, Scripted};
 
-    /// Lines typed in advance; `^C` is a Ctrl-C.
+    /// Lines typed in advance; `^C` is a Ctrl-C, `^?` a line that is not UTF-8.
     struct Typed {
         lines: VecDeque<&'static str>,
         interactive: bool,
@@ -270,6 +245,7 @@ mod tests {
         fn line(&mut self, _: bool) -> anyhow::Result<Line> {
             Ok(match self.lines.pop_front() {
                 Some("^C") => Line::Interrupted,
+                Some("^?") => Line::Unreadable("not text".to_owned()),
                 Some(line) => Line::Text(line.to_owned()),
                 None => Line::End,
             })
@@ -361,6 +337,27 @@ mod tests {
         assert_eq!(status, ExitStatus::Failure);
         assert_eq!(captured.err(), "error: too long\n");
         assert_eq!(contents(&engine.requests[1]), ["user: short"]);
+    }
+
+    #[test]
+    fn a_conversation_longer_than_the_context_hints_at_reset() {
+        let error = StreamError::ContextLength { prompt: 600, context: 512 };
+        let mut engine = Scripted::saying(&[]).failing_with(error.into());
+        let (_, captured, _) = hold(&mut engine, Interrupt::default(), true, &["long"]);
+        assert_eq!(
+            captured.err(),
+            "error: the prompt has 600 tokens, but the model's context is 512; shorten the prompt\n\
+             hint: /reset forgets the conversation and begins a new one\n"
+        );
+    }
+
+    #[test]
+    fn a_line_that_is_no_text_is_skipped_and_said() {
+        let mut engine = Scripted::saying(&["ok"]);
+        let (status, captured, _) = hold(&mut engine, Interrupt::default(), false, &["^?", "hi"]);
+        assert_eq!((captured.out().as_str(), captured.err().as_str()), ("ok\n", "error: not text\n"));
+        assert_eq!(status, ExitStatus::Failure);
+        assert_eq!(contents(&engine.requests[0]), ["user: hi"]);
     }
 
     #[test]

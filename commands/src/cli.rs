@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
 
 use clap::error::{ContextKind, ErrorKind};
-use clap::{ArgAction, ColorChoice, CommandFactory, FromArgMatches};
+use clap::{ArgAction, ColorChoice, Command, CommandFactory, FromArgMatches};
 
 use crate::cache_prompt::CachePromptArgs;
 use crate::chat::ChatArgs;
@@ -16,11 +16,13 @@ use crate::goldens::Goldens;
 use crate::man::ManArgs;
 use crate::printer::{ColorMode, Printer, Verbosity};
 use crate::reference::DocsArgs;
+use crate::version;
 
 /// Run language models on MLX
 ///
-/// One program, one verb a job. Standard output carries the result and nothing else; statistics, progress and
-/// messages go to standard error.
+/// Answers prompts and holds conversations; with --l1 it computes bit for bit what mlx-lm computes. One program, one
+/// verb a job; begin with `mlx-bun generate "What is the capital of France?"`. Standard output carries the result and
+/// nothing else; statistics, progress and messages go to standard error.
 #[derive(clap::Parser)]
 #[command(name = "mlx-bun", version, max_term_width = 100)]
 pub struct Cli {
@@ -89,6 +91,17 @@ impl Cli {
     }
 }
 
+/// The flags of all verbs. A value may be a negative number everywhere, so that one out of range is told the range
+/// instead of being taken for a flag.
+pub fn command() -> Command {
+    Cli::command().mut_subcommands(|verb| {
+        verb.mut_args(|arg| match arg.get_action().takes_values() && !arg.is_allow_hyphen_values_set() {
+            true => arg.allow_negative_numbers(true),
+            false => arg,
+        })
+    })
+}
+
 /// Parses the command line; on help, version or an error, says it and returns how to end.
 ///
 /// # Errors
@@ -100,9 +113,9 @@ pub fn parse(arguments: &[OsString]) -> anyhow::Result<Result<Cli, ExitStatus>> 
         false => ColorChoice::Never,
     };
     let codes = format!("Exit codes:\n{}", ExitStatus::table());
-    let command = Cli::command()
+    let command = command()
         .color(choice(std::io::stdout().is_terminal()))
-        .long_version(long_version())
+        .long_version(version::long())
         .after_help("`mlx-bun help VERB` or `mlx-bun VERB --help` tells more about a verb.")
         .after_long_help(codes);
     let parsed = command.try_get_matches_from(arguments).and_then(|matches| Cli::from_arg_matches(&matches));
@@ -152,25 +165,13 @@ fn color_flag(arguments: &[OsString]) -> ColorMode {
     found.and_then(|value| clap::ValueEnum::from_str(value, false).ok()).unwrap_or_default()
 }
 
-/// The program's version, MLX's, and which build of MLX it runs on. Asks nothing of a device.
-fn long_version() -> String {
-    format!("{}\nMLX {}\nbackend {}", env!("CARGO_PKG_VERSION"), mlx_bun::mlx::version(), backend())
-}
-
-fn backend() -> String {
-    if cfg!(target_os = "macos") {
-        return "metal".to_owned();
-    }
-    env::get(env::MLX_BUN_BACKEND).unwrap_or_else(|| "cpu".to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_flags_are_consistent() {
-        Cli::command().debug_assert();
+        command().debug_assert();
     }
 
     #[test]

@@ -2,10 +2,9 @@
 
 use std::io::Write;
 
-use clap::CommandFactory;
 use clap_complete::Shell;
 
-use crate::cli::Cli;
+use crate::cli::command;
 use crate::exit::ExitStatus;
 use crate::printer::Printer;
 
@@ -31,7 +30,7 @@ pub struct CompletionsArgs {
 pub fn run(args: &CompletionsArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
     // The generator panics when its writer fails, so it gets one that does not.
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "mlx-bun", &mut script);
+    clap_complete::generate(args.shell, &mut command(), "mlx-bun", &mut script);
     let mut stdout = printer.stdout();
     stdout.write_all(&script)?;
     stdout.flush()?;

@@ -58,6 +58,24 @@ pub enum Prompt {
     },
 }
 
+impl Prompt {
+    /// Bytes of text in it.
+    pub fn text_bytes(&self) -> usize {
+        fn of(value: &Value) -> usize {
+            match value {
+                Value::String(text) => text.len(),
+                Value::Array(values) => values.iter().map(of).sum(),
+                Value::Object(fields) => fields.values().map(of).sum(),
+                Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+            }
+        }
+        match self {
+            Self::Raw(text) => text.len(),
+            Self::Chat { messages, .. } => messages.iter().flat_map(Map::values).map(of).sum(),
+        }
+    }
+}
+
 /// One request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
@@ -98,25 +116,26 @@ pub enum Event {
     Text(String),
 }
 
-/// A token's log-probability and the likeliest alternatives, best first.
+/// The token chosen and the likeliest alternatives, best first.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TokenLogprobs {
     /// The token chosen.
-    pub id: u32,
-    /// Its log-probability.
-    pub logprob: f32,
+    #[serde(flatten)]
+    pub chosen: Candidate,
     /// The likeliest tokens at this position.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub top_logprobs: Vec<Candidate>,
 }
 
-/// A token that could have been chosen.
+/// A token with its log-probability; the fields have OpenAI's names, and its id.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Candidate {
     /// Its id.
     pub id: u32,
-    /// Its piece of the vocabulary.
+    /// Its text inside a sequence, U+FFFD where it is part of a character.
     pub token: String,
+    /// The bytes of that text, as they are.
+    pub bytes: Vec<u8>,
     /// Its log-probability.
     pub logprob: f32,
 }

@@ -4,21 +4,21 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value};
 
-use crate::args::kv_cache::KvCacheArgs;
-use crate::args::model::ModelArgs;
-use crate::args::numerics::NumericsArgs;
-use crate::args::prompt::{PromptArgs, PromptSource, read_stdin};
-use crate::args::sampling::{LogprobArgs, PenaltyArgs, SamplingArgs};
-use crate::args::stopping::{StopArgs, TokenLimit};
-use crate::args::template::TemplateArgs;
-use crate::args::{Truth, Warnings};
+use crate::args::Warnings;
+use crate::args::load::{ComputeArgs, SourceArgs};
+use crate::args::per_prompt::{Flags, PerPrompt};
+use crate::args::prompt::{PromptArgs, PromptSource, read_prompt};
+use crate::args::reply::TalkArgs;
 use crate::engine::{Engine, FinishReason, LoadOptions, Message, Prompt, Request, message};
-use crate::error::Complaint;
+use crate::error::{self, Complaint};
 use crate::exit::ExitStatus;
 use crate::interrupt::Interrupt;
 use crate::output;
-use crate::printer::{Printer, Verbosity};
-use crate::prompt_file::{self, Overridable};
+use crate::printer::Printer;
+use crate::prompt_file::{self, Line, Question};
+
+/// Tokens of a reply unless asked otherwise (mlx-lm's default).
+const MAX_TOKENS: usize = 100;
 
 /// Ends the short help of verbs with many flags.
 pub const MORE: &str = "--help lists every flag, with examples.";
@@ -40,47 +40,21 @@ pub struct GenerateArgs {
     #[command(flatten)]
     prompt: PromptArgs,
     #[command(flatten)]
-    model: ModelArgs,
+    source: SourceArgs,
     #[command(flatten)]
-    template: TemplateArgs,
+    per_prompt: PerPrompt,
     #[command(flatten)]
-    sampling: SamplingArgs,
+    talk: TalkArgs,
     #[command(flatten)]
-    penalties: PenaltyArgs,
-    #[command(flatten)]
-    stopping: StopArgs,
-
-    /// Most tokens to generate; -1 for no limit
-    #[arg(
-        short,
-        long,
-        value_name = "N",
-        default_value = "100",
-        allow_negative_numbers = true,
-        help_heading = "Stopping"
-    )]
-    max_tokens: TokenLimit,
-
-    #[command(flatten)]
-    kv_cache: KvCacheArgs,
+    compute: ComputeArgs,
 
     /// Continue a prompt cache that `cache-prompt` saved; the model is the one it was made with
     #[arg(long, value_name = "FILE", help_heading = "Key-value cache")]
     prompt_cache_file: Option<PathBuf>,
 
-    #[command(flatten)]
-    numerics: NumericsArgs,
-
     /// Print one JSON object: text, tokens, finish_reason, stats
     #[arg(long, help_heading = "Output")]
     json: bool,
-
-    #[command(flatten)]
-    logprobs: LogprobArgs,
-
-    /// `false`: only the reply, as --quiet; mlx-lm's spelling
-    #[arg(long, value_name = "true|false", value_enum, help_heading = "Output", hide_short_help = true)]
-    verbose: Option<Truth>,
 }
 
 /// One request and what it came with.
@@ -110,46 +84,50 @@ struct Plan {
 
 impl GenerateArgs {
     fn resolve(&self, warnings: &mut Warnings, printer: &Printer) -> anyhow::Result<Plan> {
-        let (source, word_model) = self.prompt.resolve(self.model.model.is_some())?;
-        let model =
-            ModelArgs { model: word_model.or_else(|| self.model.model.clone()), ..self.model.clone() };
-        self.stopping.check()?;
-        let kv_cache = self.kv_cache.resolve(warnings)?;
+        let (source, model) = self.prompt.resolve()?;
         let form = match source {
             PromptSource::Lines(_) => Form::Lines,
             _ if self.json => Form::Object,
             _ => Form::Text,
         };
-        self.logprobs.resolve(form != Form::Text)?;
+        self.per_prompt.flags.logprobs.resolve(form != Form::Text)?;
+        if self.prompt_cache_file.is_some() {
+            self.check_continues_cache()?;
+        }
         if self.prompt.raw {
-            self.template.warn_unused(warnings);
+            self.source.template.warn_unused(warnings);
             if self.prompt.prefill_response.is_some() {
                 warnings.push("`--prefill-response` does nothing with `--raw`".to_owned());
             }
         }
         // Said once for the flags, not for each line of a file.
-        self.sampling.resolve(warnings);
+        self.per_prompt.flags.reply.request(Prompt::Raw(String::new()), MAX_TOKENS, warnings)?;
         let load = LoadOptions {
-            model: model.resolve(self.prompt_cache_file.is_none())?,
-            extra_eos_tokens: self.stopping.extra_eos_token.clone(),
-            template: self.template.resolve()?,
-            kv_cache,
-            numerics: self.numerics.resolve(),
-            prompt_cache_file: self.prompt_cache_file.clone(),
-            conversation: false,
+            extra_eos_tokens: self.talk.extra_eos_tokens()?,
+            ..self.source.resolve(model, &self.compute, self.prompt_cache_file.clone(), warnings)?
         };
         Ok(Plan { load, jobs: self.jobs(source, printer)?, form })
     }
 
+    /// A saved cache holds the beginning of the prompt and is kept as it was made.
+    fn check_continues_cache(&self) -> Result<(), Complaint> {
+        let fixed = [
+            ("--system-prompt", self.source.template.system_prompt.is_some(), "give it to `cache-prompt`"),
+            ("--max-kv-size", self.compute.kv_cache.max_kv_size.is_some(), "give it to `cache-prompt`"),
+        ];
+        match fixed.iter().find(|(_, given, _)| *given) {
+            Some((flag, _, hint)) => Err(Complaint::usage(format!(
+                "`{flag}` cannot change what `--prompt-cache-file` already holds"
+            ))
+            .hint(*hint)),
+            None => Ok(()),
+        }
+    }
+
     fn jobs(&self, source: PromptSource, printer: &Printer) -> anyhow::Result<Vec<Job>> {
-        let flags = Overridable {
-            max_tokens: self.max_tokens,
-            sampling: self.sampling.clone(),
-            penalties: self.penalties.clone(),
-            stop: self.stopping.stop.iter().map(|text| self.prompt.text(text)).collect(),
-            logprobs: self.logprobs,
-        };
-        let system = self.template.system_prompt.as_ref().map(|text| self.prompt.text(text));
+        let mut per_prompt = self.per_prompt.clone();
+        per_prompt.map_stop(|text| self.prompt.text(text));
+        let system = self.source.template.system_prompt.as_ref().map(|text| self.prompt.text(text));
         let prefill = self.prompt.prefill_response.as_ref().map(|text| self.prompt.text(text));
         let job = |text: String| -> anyhow::Result<Vec<Job>> {
             let prompt = if self.prompt.raw {
@@ -157,33 +135,33 @@ impl GenerateArgs {
             } else {
                 chat(vec![message("user", text)], system.clone(), prefill.clone(), Map::new())
             };
-            Ok(vec![Job { request: request(prompt, &flags)?, id: None }])
+            Ok(vec![Job { request: request(prompt, &per_prompt.flags)?, id: None }])
         };
-        match source {
-            PromptSource::Text(text) => job(text),
-            PromptSource::Stdin => job(read_stdin(printer)?),
-            PromptSource::Lines(path) => {
-                let lines = prompt_file::read(&path, &flags, printer)?;
-                lines
-                    .into_iter()
-                    .map(|(line, flags)| {
-                        let prompt = match (line.prompt, line.messages) {
-                            (Some(text), _) if self.prompt.raw => Prompt::Raw(text),
-                            (text, messages) => {
-                                let user = text.map(|text| vec![message("user", text)]);
-                                chat(
-                                    user.or(messages).unwrap_or_default(),
-                                    line.system_prompt.or_else(|| system.clone()),
-                                    line.prefill_response.or_else(|| prefill.clone()),
-                                    line.chat_template_kwargs,
-                                )
-                            }
-                        };
-                        Ok(Job { request: request(prompt, &flags)?, id: line.id })
-                    })
-                    .collect()
-            }
-        }
+        let path = match source {
+            PromptSource::Text(text) => return job(text),
+            PromptSource::Stdin => return job(read_prompt(printer)?),
+            PromptSource::Lines(path) => path,
+        };
+        let lines = prompt_file::read(&path, &per_prompt, self.prompt_cache_file.is_some(), printer)?;
+        let job = |line: Line| {
+            let prompt = match line.question {
+                Question::Prompt(text) if self.prompt.raw => Prompt::Raw(text),
+                question => {
+                    let messages = match question {
+                        Question::Prompt(text) => vec![message("user", text)],
+                        Question::Messages(messages) => messages,
+                    };
+                    chat(
+                        messages,
+                        line.system_prompt.or_else(|| system.clone()),
+                        line.prefill_response.or_else(|| prefill.clone()),
+                        line.chat_template_kwargs,
+                    )
+                }
+            };
+            Ok(Job { request: request(prompt, &line.flags)?, id: line.id })
+        };
+        lines.into_iter().map(job).collect()
     }
 }
 
@@ -204,16 +182,9 @@ fn chat(
     Prompt::Chat { messages, continue_last, variables }
 }
 
-fn request(prompt: Prompt, flags: &Overridable) -> Result<Request, Complaint> {
-    Ok(Request {
-        prompt,
-        max_tokens: flags.max_tokens.0,
-        sampling: flags.sampling.resolve(&mut Vec::new()),
-        penalties: flags.penalties.resolve(),
-        seed: flags.sampling.seed,
-        stop: flags.stop.clone(),
-        logprobs: flags.logprobs.resolve(true)?,
-    })
+fn request(prompt: Prompt, flags: &Flags) -> Result<Request, Complaint> {
+    let request = flags.reply.request(prompt, MAX_TOKENS, &mut Vec::new())?;
+    Ok(Request { logprobs: flags.logprobs.resolve(true)?, ..request })
 }
 
 /// Runs the verb; `load` makes the engine.
@@ -225,12 +196,9 @@ pub fn run(
     printer: Printer,
     load: impl FnOnce(&LoadOptions, &Printer) -> anyhow::Result<Box<dyn Engine>>,
 ) -> anyhow::Result<ExitStatus> {
-    let printer = match args.verbose {
-        Some(Truth::False) => printer.limited(Verbosity::Quiet),
-        _ => printer,
-    };
+    let printer = args.talk.limit(printer);
     let mut warnings = Vec::new();
-    let interrupt = Interrupt::install()?;
+    let interrupt = Interrupt::install(&printer)?;
     let plan = args.resolve(&mut warnings, &printer)?;
     for warning in &warnings {
         printer.warning(warning);
@@ -261,7 +229,7 @@ fn answer(
                 if crate::printer::stdout_closed(&error) {
                     return Err(error);
                 }
-                printer.error(&format!("prompt {}: {error:#}", index + 1));
+                error::say(&error, &format!("prompt {}: ", index + 1), printer);
                 output::write_json_error(&error, index, job.id.as_ref(), printer)?;
                 status = ExitStatus::Failure;
                 continue;
@@ -283,6 +251,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
+    use crate::printer::Verbosity;
     use crate::scripted::{self, Scripted};
 
     #[derive(clap::Parser)]
@@ -327,7 +296,7 @@ mod tests {
         let limit = |arguments: &[&str]| plan(arguments).unwrap().0.jobs[0].request.max_tokens;
         assert_eq!(limit(&["hi"]), Some(100));
         assert_eq!(limit(&["-m", "7", "hi"]), Some(7));
-        assert_eq!(limit(&["--max-tokens", "-1", "hi"]), None);
+        assert_eq!(limit(&["--max-tokens=-1", "hi"]), None);
     }
 
     #[test]
@@ -366,6 +335,18 @@ mod tests {
         assert_eq!(messages[0], message("system", "own"));
         assert_eq!(messages.len(), 2);
         assert_eq!(variables.get("k"), Some(&Value::from(1)));
+    }
+
+    #[test]
+    fn a_saved_cache_leaves_no_room_for_what_comes_before() {
+        for flags in [&["--system-prompt", "s"][..], &["--max-kv-size", "64"]] {
+            let error = plan(&[&["--prompt-cache-file", "f", "hi"], flags].concat()).err().unwrap();
+            let said = format!("`{}` cannot change what `--prompt-cache-file` already holds", flags[0]);
+            assert_eq!(error.to_string(), said);
+        }
+        assert!(
+            plan(&["--prompt-cache-file", "f", "--kv-bits", "8", "--prefill-response", "p", "hi"]).is_ok()
+        );
     }
 
     fn jobs(count: usize) -> Vec<Job> {

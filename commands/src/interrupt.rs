@@ -5,19 +5,26 @@ use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::time::Duration;
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::{flag, low_level};
 
 use crate::exit::ExitStatus;
-use crate::printer;
+use crate::printer::{self, Printer};
 
 /// Waiting for a person, who may leave: Ctrl-C ends the program.
 const IDLE: u8 = 0;
 /// Working: Ctrl-C asks to stop.
 const BUSY: u8 = 1;
-/// Asked to stop: another Ctrl-C ends the program.
-const STOPPING: u8 = 2;
+/// Asked to stop, and the work does not know yet: another Ctrl-C ends the program.
+const ASKED: u8 = 2;
+/// Asked to stop, and the work is about to.
+const STOPPING: u8 = 3;
+
+/// How long the work may go on after a Ctrl-C before the user is told why.
+const PATIENCE: Duration = Duration::from_millis(300);
+const NOTICE: &str = "stopping after this step; press Ctrl-C again to stop now";
 
 /// Whether the user wants the work to stop. Clones share the answer.
 #[derive(Clone, Default)]
@@ -30,26 +37,50 @@ impl Interrupt {
     ///
     /// # Errors
     /// The system refuses a pipe, a thread or the handlers.
-    pub fn install() -> io::Result<Self> {
+    pub fn install(printer: &Printer) -> io::Result<Self> {
         let interrupt = Self::default();
-        let (mut wakeups, waker) = UnixStream::pair()?;
+        let (wakeups, waker) = UnixStream::pair()?;
         let terminated = Arc::new(AtomicBool::new(false));
         // Actions run in the order of their registration: the flag is up before the byte arrives.
         flag::register(SIGTERM, Arc::clone(&terminated))?;
         low_level::pipe::register(SIGTERM, waker.try_clone()?)?;
         low_level::pipe::register(SIGINT, waker)?;
-        let state = Arc::clone(&interrupt.state);
-        std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
-            while let Ok(1..) = wakeups.read(&mut [0]) {
-                if terminated.load(Ordering::SeqCst) {
-                    leave(state.load(Ordering::SeqCst), ExitStatus::Terminated);
-                }
-                if state.compare_exchange(BUSY, STOPPING, Ordering::SeqCst, Ordering::SeqCst).is_err() {
-                    leave(state.load(Ordering::SeqCst), ExitStatus::Interrupted);
-                }
-            }
-        })?;
+        let (watched, printer) = (interrupt.clone(), printer.clone());
+        let watch = move || watched.watch(wakeups, &terminated, || printer.hint(NOTICE));
+        std::thread::Builder::new().name("signals".to_owned()).spawn(watch)?;
         Ok(interrupt)
+    }
+
+    /// Takes a byte for each signal, until the other end goes. `notice` is called when the work does not stop soon.
+    fn watch(&self, mut wakeups: UnixStream, terminated: &AtomicBool, notice: impl Fn()) {
+        let mut patience = None;
+        loop {
+            // Fails only for a duration of zero.
+            let _ = wakeups.set_read_timeout(patience);
+            match wakeups.read(&mut [0]) {
+                Ok(0) => return,
+                Ok(_) if terminated.load(Ordering::SeqCst) => leave(self.state(), ExitStatus::Terminated),
+                Ok(_) => match self.change(BUSY, ASKED) {
+                    true => patience = Some(PATIENCE),
+                    false => leave(self.state(), ExitStatus::Interrupted),
+                },
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) if patience.take().is_some() => {
+                    if self.state() == ASKED {
+                        notice();
+                    }
+                }
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn state(&self) -> u8 {
+        self.state.load(Ordering::SeqCst)
+    }
+
+    fn change(&self, from: u8, to: u8) -> bool {
+        self.state.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
     /// Work begins: Ctrl-C asks it to stop. Forgets an earlier request.
@@ -62,15 +93,15 @@ impl Interrupt {
         self.state.store(IDLE, Ordering::SeqCst);
     }
 
-    /// Whether the work shall stop.
+    /// Whether the work shall stop; whoever asks is about to.
     pub fn is_set(&self) -> bool {
-        self.state.load(Ordering::SeqCst) == STOPPING
+        self.change(ASKED, STOPPING) || self.state() == STOPPING
     }
 
     /// Asks the work to stop, as a Ctrl-C does.
     #[cfg(test)]
     pub fn set(&self) {
-        self.state.store(STOPPING, Ordering::SeqCst);
+        self.state.store(ASKED, Ordering::SeqCst);
     }
 }
 
@@ -98,5 +129,38 @@ mod tests {
         assert!(seen_by_worker.is_set());
         interrupt.begin();
         assert!(!seen_by_worker.is_set());
+    }
+
+    /// What the user is told after one Ctrl-C: `work` is what the program does meanwhile.
+    fn notices_after_ctrl_c(work: impl FnOnce(&Interrupt)) -> usize {
+        use std::io::Write;
+        let interrupt = Interrupt::default();
+        let (wakeups, mut waker) = UnixStream::pair().unwrap();
+        interrupt.begin();
+        let (sender, notices) = std::sync::mpsc::channel();
+        let watched = interrupt.clone();
+        let watcher = std::thread::spawn(move || {
+            watched.watch(wakeups, &AtomicBool::new(false), || sender.send(()).unwrap());
+        });
+        waker.write_all(&[0]).unwrap();
+        while interrupt.state() == BUSY {
+            std::thread::yield_now();
+        }
+        work(&interrupt);
+        std::thread::sleep(3 * PATIENCE);
+        drop(waker);
+        watcher.join().unwrap();
+        notices.try_iter().count()
+    }
+
+    #[test]
+    fn a_step_that_goes_on_after_ctrl_c_is_explained_once() {
+        assert_eq!(notices_after_ctrl_c(|_| {}), 1);
+    }
+
+    #[test]
+    fn work_that_stops_at_once_needs_no_explanation() {
+        assert_eq!(notices_after_ctrl_c(|interrupt| assert!(interrupt.is_set())), 0);
+        assert_eq!(notices_after_ctrl_c(Interrupt::rest), 0);
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::Context as _;
-use mlx_bun::cache::LayerCache;
+use mlx_bun::cache::{LayerCache, LayerKind};
 use mlx_bun::checkpoint::environment::Environment;
 use mlx_bun::checkpoint::source::resolve_model;
 use mlx_bun::generate::prompt_cache;
@@ -24,7 +24,7 @@ use crate::session::{CACHE_EOS_TOKEN, CACHE_MODEL, CACHE_TOKENIZER, Session};
 /// There is no such model, or it cannot be used.
 pub fn load(options: &LoadOptions, printer: &Printer) -> anyhow::Result<Box<dyn Engine>> {
     choose_numerics(options, printer)?;
-    let saved = options.prompt_cache_file.as_deref().map(|file| saved_cache(file, options)).transpose()?;
+    let saved = options.prompt_cache_file.as_deref().map(prompt_cache::load).transpose()?;
     let (prefix, metadata) = saved.unzip();
     let recorded = metadata.as_ref().and_then(|metadata: &BTreeMap<_, _>| metadata.get(CACHE_MODEL).cloned());
     let argument = match (options.model.clone(), recorded) {
@@ -43,10 +43,15 @@ pub fn load(options: &LoadOptions, printer: &Printer) -> anyhow::Result<Box<dyn 
     let mut loaded = mlx_bun::load::load(&resolved.source)?;
     let recorded = metadata.as_ref().map(recorded_eos_token).transpose()?.flatten();
     for token in options.extra_eos_tokens.iter().chain(&recorded) {
-        loaded.tokenizer.add_eos_token(token)?;
+        let added = loaded.tokenizer.add_eos_token(token);
+        added.map_err(|error| Complaint::usage(format!("end-of-sequence tokens: {error}")))?;
     }
-    if let Some(caches) = &prefix {
-        prompt_cache::check(caches, loaded.model.layer_kinds().len())?;
+    if let (Some(caches), Some(file)) = (&prefix, &options.prompt_cache_file) {
+        prompt_cache::check(caches, &*loaded.model).with_context(|| file.display().to_string())?;
+        check_packing(caches, loaded.model.layer_kinds(), options)?;
+    }
+    if options.numerics.l1 && options.kv_cache.max_size.is_some() && loaded.model.makes_own_cache() {
+        printer.warning("`--max-kv-size` has no effect with `--l1` on this family, as in mlx-lm");
     }
     let templates = std::mem::take(&mut loaded.chat_templates);
     let renderer = Renderer::new(templates, &loaded.tokenizer, &options.template);
@@ -80,33 +85,90 @@ fn choose_numerics(options: &LoadOptions, printer: &Printer) -> anyhow::Result<(
             "no g++ found: activations run unfused, and results may differ from mlx-lm's in the last bit",
         );
     }
+    if available && mlx::default_device() == DeviceKind::Cpu && cfg!(target_os = "linux") {
+        check_compiler_folder(&std::env::temp_dir())?;
+    }
     mlx::set_compile(available);
     if numerics.cpu_kernels {
-        cpu_ops::enable(numerics.threads, env::get(env::MLX_BUN_CPU_ISA).as_deref())?;
+        let isa = env::get(env::MLX_BUN_CPU_ISA);
+        cpu_ops::enable(numerics.threads, isa.as_deref())
+            .map_err(|error| Complaint::usage(error.to_string()))?;
     } else {
         cpu_ops::disable();
     }
     Ok(())
 }
 
-/// Reads a prompt cache and checks the flags against it.
-fn saved_cache(
-    file: &Path,
-    options: &LoadOptions,
-) -> anyhow::Result<(Vec<LayerCache>, BTreeMap<String, String>)> {
-    let (caches, metadata) = prompt_cache::load(file)?;
-    if let (Some(LayerCache::Quantized(cache)), Some(wanted)) =
-        (caches.first(), options.kv_cache.quantization)
-    {
-        let scheme = cache.scheme();
-        if (scheme.bits, scheme.group_size) != (wanted.bits, wanted.group_size) {
-            return Err(Complaint::failure(format!(
+/// MLX compiles fused functions into the temporary folder, and says nothing useful when it cannot.
+fn check_compiler_folder(folder: &Path) -> Result<(), Complaint> {
+    let kept = folder.join("mlx").join(mlx::version()).join("cpu");
+    // Only by writing is it known whether one may.
+    let usable = folder.is_dir() && std::fs::create_dir_all(&kept).is_ok() && {
+        let probe = kept.join(format!("mlx-bun-{}", std::process::id()));
+        let written = std::fs::write(&probe, b"").is_ok();
+        let _ = std::fs::remove_file(&probe);
+        written
+    };
+    if usable {
+        return Ok(());
+    }
+    Err(Complaint::failure(format!(
+        "cannot write to the temporary folder `{}`, into which MLX compiles fused functions",
+        folder.display()
+    ))
+    .hint(
+        "set TMPDIR to a folder that exists and can be written, or give `--compiled-activations off` (the last bit \
+         may then differ from mlx-lm's)",
+    ))
+}
+
+/// Checks the flags of the key-value cache against a saved one, which keeps the form it was made in.
+fn check_packing(caches: &[LayerCache], kinds: &[LayerKind], options: &LoadOptions) -> Result<(), Complaint> {
+    let packed = caches.iter().find_map(|cache| match cache {
+        LayerCache::Quantized(cache) => Some(cache.scheme()),
+        _ => None,
+    });
+    let bounded = caches
+        .iter()
+        .zip(kinds)
+        .any(|(cache, kind)| matches!((cache, kind), (LayerCache::Rotating(_), LayerKind::Full)));
+    match (packed, options.kv_cache.quantization) {
+        (Some(scheme), Some(wanted))
+            if (scheme.bits, scheme.group_size) != (wanted.bits, wanted.group_size) =>
+        {
+            Err(Complaint::usage(format!(
                 "the prompt cache is packed to {} bits in groups of {}, not {} in groups of {}",
                 scheme.bits, scheme.group_size, wanted.bits, wanted.group_size
             ))
-            .hint("leave --kv-bits and --kv-quant out, or give the cache's own sizes")
-            .into());
+            .hint("leave --kv-bits and --kv-quant out, or give the cache's own sizes"))
         }
+        (Some(scheme), None) if options.kv_cache.unpacked => Err(Complaint::usage(format!(
+            "the prompt cache is packed to {} bits, and `--kv-quant off` cannot unpack it",
+            scheme.bits
+        ))
+        .hint("leave --kv-quant out, or make the cache without it")),
+        (None, Some(_)) if bounded => {
+            Err(Complaint::usage("the prompt cache was made with `--max-kv-size` and cannot be packed")
+                .hint("leave --kv-bits and --kv-quant out"))
+        }
+        _ => Ok(()),
     }
-    Ok((caches, metadata))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_temporary_folder_that_cannot_be_used_is_known_before_mlx_needs_it() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(check_compiler_folder(folder.path()).is_ok());
+        let absent = folder.path().join("absent");
+        let error = check_compiler_folder(&absent).unwrap_err();
+        assert!(error.to_string().starts_with("cannot write to the temporary folder `"), "{error}");
+        assert!(!absent.exists());
+        let file = folder.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        assert!(check_compiler_folder(&file).is_err());
+    }
 }

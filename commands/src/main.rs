@@ -22,11 +22,11 @@ mod reference;
 #[cfg(test)]
 mod scripted;
 mod session;
+mod version;
 
 use std::process::ExitCode;
 
 use cli::Verb;
-use error::Complaint;
 use exit::ExitStatus;
 use printer::{ColorMode, Printer, Verbosity};
 
@@ -63,16 +63,10 @@ fn run(verb: Verb, printer: Printer) -> anyhow::Result<ExitStatus> {
     }
 }
 
-/// Says what went wrong on one line, with its causes; nothing at all when only the reader went away.
+/// Says what went wrong; nothing at all when only the reader went away.
 fn report(error: &anyhow::Error, printer: &Printer) -> ExitStatus {
     if printer::stdout_closed(error) {
         return ExitStatus::Success;
     }
-    // Names and messages from files may hold line breaks; an error is one line.
-    printer.error(&format!("{error:#}").replace('\n', "\\n"));
-    let Some(complaint) = error.downcast_ref::<Complaint>() else { return ExitStatus::Failure };
-    if let Some(hint) = &complaint.hint {
-        printer.hint(hint);
-    }
-    complaint.status
+    error::say(error, "", printer)
 }

@@ -4,11 +4,11 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use clap::{Command, CommandFactory};
+use clap::Command;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
 
-use crate::cli::Cli;
+use crate::cli::command;
 use crate::env;
 use crate::error::Complaint;
 use crate::exit::ExitStatus;
@@ -38,7 +38,7 @@ pub struct ManArgs {
 /// # Errors
 /// An unknown verb, a folder or standard output that cannot be written.
 pub fn run(args: &ManArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
-    let mut command = Cli::command().disable_help_subcommand(true);
+    let mut command = command().disable_help_subcommand(true);
     command.build();
     let pages = pages(&command)?;
     if let Some(dir) = &args.dir {

@@ -73,8 +73,9 @@ pub fn run(
         Ok(if interrupt.is_set() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     });
     drop(progress);
-    // A line that was begun is ended, also when the generation failed half-way.
-    if stream && (summary.is_ok() || !text.is_empty()) {
+    // A line that was begun is ended, also when the generation failed half-way; one that was not, is not begun.
+    let answered = summary.as_ref().is_ok_and(|summary| summary.finish_reason != FinishReason::Interrupted);
+    if stream && (answered || !text.is_empty()) {
         let mut stdout = printer.stdout();
         stdout.write_all(b"\n")?;
         stdout.flush()?;
@@ -158,7 +159,11 @@ fn write_line(object: &impl Serialize, printer: &Printer) -> anyhow::Result<()> 
 /// The statistics, line for line as mlx-lm prints them.
 pub fn print_stats(reply: &Reply, printer: &Printer) {
     let stats = &reply.stats;
-    if reply.tokens.is_empty() && reply.finish_reason != FinishReason::Interrupted {
+    if reply.tokens.is_empty() {
+        // Stopped before the first token: nothing was measured.
+        if reply.finish_reason == FinishReason::Interrupted {
+            return;
+        }
         printer.note("No text generated for this prompt");
     }
     printer.note(&format!("Prompt: {} tokens, {:.3} tokens-per-sec", stats.prompt_tokens, stats.prompt_tps));
@@ -221,7 +226,7 @@ mod tests {
         let reply = run(&mut engine, &request, false, &printer, &Interrupt::default()).unwrap();
         assert_eq!(captured.out(), "");
         write_json(&reply, None, None, &printer).unwrap();
-        insta::assert_snapshot!(captured.out(), @r#"{"schema_version":1,"text":"a\né","tokens":[0,1],"finish_reason":"stop","logprobs":[{"id":0,"logprob":-0.5,"top_logprobs":[{"id":0,"token":"a\n","logprob":-0.5}]},{"id":1,"logprob":-0.5,"top_logprobs":[{"id":1,"token":"é","logprob":-0.5}]}],"stats":{"prompt_tokens":7,"cached_tokens":0,"prompt_tps":70.0,"generation_tokens":2,"generation_tps":12.3456,"time_to_first_token":0.1,"peak_memory_gb":0.25}}"#);
+        insta::assert_snapshot!(captured.out(), @r#"{"schema_version":1,"text":"a\né","tokens":[0,1],"finish_reason":"stop","logprobs":[{"id":0,"token":"a\n","bytes":[97,10],"logprob":-0.5,"top_logprobs":[{"id":0,"token":"a\n","bytes":[97,10],"logprob":-0.5}]},{"id":1,"token":"é","bytes":[195,169],"logprob":-0.5,"top_logprobs":[{"id":1,"token":"é","bytes":[195,169],"logprob":-0.5}]}],"stats":{"prompt_tokens":7,"cached_tokens":0,"prompt_tps":70.0,"generation_tokens":2,"generation_tps":12.3456,"time_to_first_token":0.1,"peak_memory_gb":0.25}}"#);
     }
 
     #[test]
@@ -232,6 +237,17 @@ mod tests {
         let reply = run(&mut engine, &request("count"), true, &printer, &interrupt).unwrap();
         assert_eq!(captured.out(), "one two \n");
         assert_eq!(reply.finish_reason, FinishReason::Interrupted);
+    }
+
+    #[test]
+    fn an_interrupt_before_the_first_token_prints_nothing() {
+        let (printer, captured) = Printer::captured(Verbosity::Default);
+        let interrupt = Interrupt::default();
+        let mut engine = Scripted::saying(&["never"]).interrupted_after(0, interrupt.clone());
+        let reply = run(&mut engine, &request("count"), true, &printer, &interrupt).unwrap();
+        print_stats(&reply, &printer);
+        assert_eq!(reply.finish_reason, FinishReason::Interrupted);
+        assert_eq!((captured.out().as_str(), captured.err().as_str()), ("", ""));
     }
 
     #[test]

@@ -81,7 +81,8 @@ impl Captured {
     }
 }
 
-/// The one way to standard output and standard error.
+/// The one way to standard output and standard error. Clones share it.
+#[derive(Clone)]
 pub struct Printer {
     verbosity: Verbosity,
     color: bool,

@@ -2,7 +2,7 @@
 
 use mlx_bun::tokenizer::Tokenizer;
 use mlx_bun::tokenizer::chat_template::{
-    ChatTemplates, RenderRequest, flatten_text_content, parse_tool_arguments,
+    ChatTemplates, Limits, RenderRequest, flatten_text_content, parse_tool_arguments,
 };
 use serde_json::{Map, Value};
 
@@ -16,6 +16,13 @@ const QUERY: &str = "<query>";
 /// ChatML, for models without a template whose user asked for one.
 const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + \
      '<|im_end|>' + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+/// What a template may use up: enough to look at all of a long prompt a few times, so that it is never blamed for
+/// the prompt's length.
+fn limits(text_bytes: usize) -> Limits {
+    let usual = Limits::default();
+    Limits { fuel: usual.fuel + text_bytes as u64, output_bytes: usual.output_bytes + text_bytes }
+}
 
 /// Renders conversations with a model's template, or the one that took its place.
 pub struct Renderer {
@@ -56,6 +63,7 @@ impl Renderer {
                 .hint("use --raw to give the prompt as it is, or --use-default-chat-template for ChatML")
                 .into());
         }
+        let text_bytes = messages.iter().flat_map(Map::values).filter_map(Value::as_str).map(str::len).sum();
         let mut messages = Value::Array(messages.iter().cloned().map(Value::Object).collect());
         parse_tool_arguments(&mut messages);
         flatten_text_content(&mut messages)?;
@@ -66,6 +74,7 @@ impl Renderer {
             continue_final_message: continue_last.then_some("content"),
             special_tokens: Some(&self.special_tokens),
             extra: Some(&extra),
+            limits: limits(text_bytes),
             ..RenderRequest::new(&messages)
         };
         Ok(self.templates.select(None, false)?.render(&request)?)

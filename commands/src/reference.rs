@@ -6,9 +6,9 @@ use std::fs;
 use std::path::PathBuf;
 
 use clap::builder::StyledStr;
-use clap::{Arg, ArgAction, Command, CommandFactory};
+use clap::{Arg, ArgAction, Command};
 
-use crate::cli::Cli;
+use crate::cli::command;
 use crate::env;
 use crate::error::Complaint;
 use crate::exit::ExitStatus;
@@ -27,7 +27,7 @@ pub struct DocsArgs {
 /// # Errors
 /// The folder cannot be written.
 pub fn run(args: &DocsArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
-    let mut command = Cli::command();
+    let mut command = command();
     command.build();
     let pages = [
         ("commands.md", commands(&command)?),

@@ -15,7 +15,7 @@ use crate::interrupt::Interrupt;
 pub struct Scripted {
     replies: VecDeque<Vec<String>>,
     interrupted_after: Option<(usize, Interrupt)>,
-    failure: Option<String>,
+    failure: Option<anyhow::Error>,
     /// What it was asked.
     pub requests: Vec<Request>,
     /// Where it was told to save caches.
@@ -47,8 +47,13 @@ impl Scripted {
     }
 
     /// Fails after its segments, once.
-    pub fn failing(mut self, message: &str) -> Self {
-        self.failure = Some(message.to_owned());
+    pub fn failing(self, message: &str) -> Self {
+        self.failing_with(anyhow::anyhow!(message.to_owned()))
+    }
+
+    /// Fails after its segments with this error, once.
+    pub fn failing_with(mut self, error: anyhow::Error) -> Self {
+        self.failure = Some(error);
         self
     }
 }
@@ -72,12 +77,19 @@ impl Engine for Scripted {
                 peak_memory_gb: 0.25,
             },
         };
-        let _ = sink(Event::Prefill { done: 7, total: 7 })?;
+        if let Some((0, interrupt)) = &self.interrupted_after {
+            interrupt.set();
+        }
+        if sink(Event::Prefill { done: 7, total: 7 })?.is_break() {
+            summary.finish_reason = FinishReason::Interrupted;
+            return Ok(summary);
+        }
         for (index, segment) in segments.iter().enumerate() {
             let id = index as u32;
-            let candidate = Candidate { id, token: segment.clone(), logprob: -0.5 };
+            let chosen =
+                Candidate { id, token: segment.clone(), bytes: segment.clone().into_bytes(), logprob: -0.5 };
             let logprobs =
-                request.logprobs.map(|_| TokenLogprobs { id, logprob: -0.5, top_logprobs: vec![candidate] });
+                request.logprobs.map(|_| TokenLogprobs { top_logprobs: vec![chosen.clone()], chosen });
             let _ = sink(Event::Token { id, logprobs })?;
             if let Some((at, interrupt)) = &self.interrupted_after
                 && *at == index + 1
@@ -91,7 +103,7 @@ impl Engine for Scripted {
             }
         }
         match self.failure.take() {
-            Some(message) => Err(anyhow::anyhow!(message)),
+            Some(error) => Err(error),
             None => Ok(summary),
         }
     }

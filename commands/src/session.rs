@@ -6,12 +6,13 @@ use std::path::Path;
 
 use mlx_bun::cache::{LayerCache, can_trim, make_prompt_cache};
 use mlx_bun::generate::prompt_cache;
-use mlx_bun::generate::step::{PREFILL_STEP_SIZE, StepOptions};
-use mlx_bun::generate::stream::{self, Chunk, StreamOptions, TextGenerator};
+use mlx_bun::generate::step::{PREFILL_STEP_SIZE, StepError, StepOptions, TokenGenerator};
+use mlx_bun::generate::stream::{self, Chunk, StreamError, StreamOptions, TextGenerator};
 use mlx_bun::load::LoadedModel;
 use mlx_bun::mlx::{cpu_ops, memory};
 use serde_json::{Map, Value};
 
+use crate::args::prompt::{check_length, empty_prompt};
 use crate::engine::{
     Candidate, Engine, Event, FinishReason, LoadOptions, Prompt, Request, SavedCache, Sink, Stats, Summary,
     TokenLogprobs,
@@ -35,6 +36,21 @@ struct Conversation {
     /// How many of them were the prompt.
     prompt: usize,
     caches: Vec<LayerCache>,
+}
+
+/// A value that only the loaded model can refuse is wrong usage, as one that is refused before.
+fn refusal(error: StreamError) -> anyhow::Error {
+    match &error {
+        StreamError::Step(
+            StepError::Range(_)
+            | StepError::KvGroup { .. }
+            | StepError::BiasedToken { .. }
+            | StepError::PrefillStep,
+        )
+        | StreamError::Stop(_)
+        | StreamError::NoTokens => Complaint::usage(error.to_string()).into(),
+        _ => error.into(),
+    }
 }
 
 /// A loaded model that answers requests one after another.
@@ -77,6 +93,7 @@ impl Session {
 
     fn prompt_ids(&self, prompt: &Prompt) -> anyhow::Result<Vec<u32>> {
         let tokenizer = &self.loaded.tokenizer;
+        check_length(prompt.text_bytes())?;
         let ids = match prompt {
             // A sequence begins once.
             Prompt::Raw(text) if self.prefix.is_some() => tokenizer.encode(text, false)?,
@@ -90,9 +107,7 @@ impl Session {
             }
         };
         if ids.is_empty() {
-            return Err(Complaint::failure("the prompt is empty")
-                .hint("give at least one word to answer")
-                .into());
+            return Err(empty_prompt().into());
         }
         Ok(ids)
     }
@@ -141,13 +156,12 @@ impl Session {
     }
 
     fn report_logprobs(&self, id: u32, logprobs: stream::TokenLogprobs) -> TokenLogprobs {
-        let candidate = |(id, logprob): (u32, f32)| Candidate {
-            id,
-            token: self.loaded.tokenizer.id_to_token(id).unwrap_or_default(),
-            logprob,
+        let candidate = |(id, logprob): (u32, f32)| {
+            let bytes = self.loaded.tokenizer.token_bytes(id);
+            Candidate { id, token: String::from_utf8_lossy(&bytes).into_owned(), bytes, logprob }
         };
         let top_logprobs = logprobs.top.into_iter().map(candidate).collect();
-        TokenLogprobs { id, logprob: logprobs.logprob, top_logprobs }
+        TokenLogprobs { chosen: candidate((id, logprobs.logprob)), top_logprobs }
     }
 
     /// Drives one reply; the caches hold `fed` tokens of it afterwards.
@@ -160,7 +174,7 @@ impl Session {
     ) -> anyhow::Result<(stream::FinishReason, stream::Stats, Vec<u32>)> {
         let options = self.stream_options(request);
         let LoadedModel { model, tokenizer, .. } = &self.loaded;
-        let mut reply = TextGenerator::new(&**model, tokenizer, caches, prompt, &options)?;
+        let mut reply = TextGenerator::new(&**model, tokenizer, caches, prompt, &options).map_err(refusal)?;
         let mut failure = None;
         reply.prefill(&mut |done, total| {
             sink(Event::Prefill { done, total }).unwrap_or_else(|error| {
@@ -249,8 +263,8 @@ impl Engine for Session {
             ..StepOptions::default()
         };
         let mut failure = None;
-        let mut generator =
-            mlx_bun::generate::step::TokenGenerator::new(&*self.loaded.model, &mut caches, &ids, &options)?;
+        let mut generator = TokenGenerator::new(&*self.loaded.model, &mut caches, &ids, &options)
+            .map_err(|e| refusal(e.into()))?;
         let flow = generator.prefill(&mut |done, total| {
             sink(Event::Prefill { done, total }).unwrap_or_else(|error| {
                 failure = Some(error);

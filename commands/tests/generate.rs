@@ -5,7 +5,7 @@
 mod support;
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -65,6 +65,10 @@ fn json_has_tokens_reason_and_figures() {
     assert_eq!(logprobs.len(), 5);
     // Greedy: the token taken is the likeliest.
     assert_eq!(logprobs[0]["id"], logprobs[0]["top_logprobs"][0]["id"]);
+    // Text, not the vocabulary's spelling of it: the chosen tokens' bytes are the reply's.
+    let bytes = logprobs.iter().flat_map(|one| one["bytes"].as_array().unwrap());
+    let bytes: Vec<u8> = bytes.map(|byte| byte.as_u64().unwrap() as u8).collect();
+    assert_eq!(String::from_utf8_lossy(&bytes), object["text"].as_str().unwrap());
     assert_eq!(logprobs[0]["top_logprobs"].as_array().unwrap().len(), 2);
 }
 
@@ -147,22 +151,152 @@ fn a_saved_cache_of_another_model_or_packing_is_refused() {
             .args(arguments)
             .output()
             .unwrap();
-        assert_eq!(output.status.code(), Some(1));
-        text(&output.stderr)
+        (output.status.code().unwrap(), text(&output.stderr))
     };
-    let said = refused(&["--model", &model("qwen2-f32")]);
-    assert!(said.contains("the prompt cache was made with"), "{said}");
-    let said = refused(&["--kv-bits", "4", "--kv-group-size", "32"]);
-    assert!(said.contains("packed to 8 bits in groups of 32, not 4"), "{said}");
+    let (code, said) = refused(&["--model", &model("qwen2-f32")]);
+    assert!(code == 1 && said.contains("the prompt cache was made with"), "{said}");
+    let (code, said) = refused(&["--kv-bits", "4", "--kv-group-size", "32"]);
+    assert!(code == 2 && said.contains("packed to 8 bits in groups of 32, not 4"), "{said}");
+    let (code, said) = refused(&["--kv-quant", "off"]);
+    assert!(code == 2 && said.contains("packed to 8 bits, and `--kv-quant off` cannot unpack it"), "{said}");
     fs::write(&file, b"not a cache").unwrap();
-    assert!(refused(&[]).contains("cache.safetensors"));
+    let (code, said) = refused(&[]);
+    assert!(code == 1 && said.contains("cache.safetensors"), "{said}");
+}
+
+#[test]
+fn a_bounded_cache_cannot_be_packed_later() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("cache.safetensors");
+    let path = file.to_str().unwrap();
+    let save = ["--raw", "--prompt", "x y", "--max-kv-size", "64", "--prompt-cache-file", path];
+    stdout(&mut on_model("cache-prompt", &save));
+    let go_on = ["generate", "--raw", "-q", "-m", "2", "--prompt-cache-file", path, "z"];
+    stdout(&mut mlx_bun(&go_on));
+    let output = mlx_bun(&go_on).args(["--kv-bits", "8", "--kv-group-size", "32"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("made with `--max-kv-size` and cannot be packed"));
+}
+
+#[test]
+fn a_saved_cache_must_fit_the_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("cache.safetensors");
+    let path = file.to_str().unwrap();
+    let bf16 = model("llama-bf16");
+    stdout(&mut mlx_bun(&[
+        "cache-prompt",
+        "--model",
+        &bf16,
+        "--raw",
+        "--prompt",
+        "x",
+        "--prompt-cache-file",
+        path,
+    ]));
+    // As if the model's folder now held another model: same names and layers, other types.
+    let bytes = fs::read(&file).unwrap();
+    let name = fs::canonicalize(&bf16).unwrap().display().to_string();
+    let other = fs::canonicalize(model("llama-f32")).unwrap().display().to_string();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header = String::from_utf8(bytes[8..8 + length].to_vec()).unwrap().replace(&name, &other);
+    let mut changed = (header.len() as u64).to_le_bytes().to_vec();
+    changed.extend(header.bytes());
+    changed.extend(&bytes[8 + length..]);
+    fs::write(&file, changed).unwrap();
+    let output = mlx_bun(&["generate", "--raw", "--prompt-cache-file", path, "y"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let said = text(&output.stderr);
+    assert!(said.contains("the prompt cache does not fit the model: layer 0 holds"), "{said}");
+    assert!(output.stdout.is_empty());
+}
+
+/// A copy of the tiny model.
+fn copy(folder: &Path) {
+    for entry in fs::read_dir(model("llama-f32")).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), folder.join(entry.file_name())).unwrap();
+    }
+}
+
+#[test]
+fn broken_files_of_a_model_are_named_once_in_words() {
+    for (file, content, said) in [
+        (
+            "generation_config.json",
+            "{",
+            "generation_config.json: not valid JSON: it breaks off at line 1, column 1",
+        ),
+        (
+            "generation_config.json",
+            "{\"eos_token_id\": \"x\"}",
+            "generation_config.json: field `eos_token_id`: expected a token id or a list of token ids",
+        ),
+        (
+            "tokenizer.json",
+            "{\"a\": oh}",
+            "tokenizer.json` is not valid JSON at line 1, column 7; download it again",
+        ),
+        (
+            "config.json",
+            "{\"model_type\": \"llama\", \"eos_token_id\": 1.5}",
+            "config.json: field `eos_token_id`: expected",
+        ),
+        (
+            "config.json",
+            "{\"model_type\": \"llama\", \"max_position_embeddings\": -1}",
+            "config.json: field `max_position_embeddings`: must be a whole number of 0 or more, not -1",
+        ),
+        (
+            "config.json",
+            "{\"model_type\": \"llama\", \"hidden_size\": \"big\"}",
+            "must be a whole number, not the text \"big\"",
+        ),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        copy(folder.path());
+        fs::write(folder.path().join(file), content).unwrap();
+        let path = folder.path().to_str().unwrap();
+        let output = mlx_bun(&["generate", "--raw", "--model", path, "x"]).output().unwrap();
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        assert_eq!(stderr.matches(said).count(), 1, "{stderr}");
+        assert_eq!(stderr.matches("column").count(), said.matches("column").count(), "{stderr}");
+    }
+}
+
+#[test]
+fn values_that_only_the_model_can_refuse_are_wrong_usage_too() {
+    for flags in [
+        ["--logit-bias", "4000000000=1"],
+        ["--extra-eos-token", "no such token"],
+        ["--kv-bits=8", "--kv-group-size=128"],
+    ] {
+        let output = on_model("generate", &["--raw", "x"]).args(flags).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{flags:?}: {}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn l1_without_a_temporary_folder_says_what_to_do() {
+    let generate = |arguments: &[&str]| {
+        let mut command = on_model("generate", &["--raw", "-q", "-m", "2", "x"]);
+        command.args(arguments).env("TMPDIR", "/nonexistent/tmp").output().unwrap()
+    };
+    let refused = generate(&["--l1"]);
+    assert_eq!(refused.status.code(), Some(1));
+    let said = text(&refused.stderr);
+    assert!(said.starts_with("error: cannot write to the temporary folder `/nonexistent/tmp`"), "{said}");
+    assert!(said.contains("hint: set TMPDIR to a folder that exists"), "{said}");
+    assert!(generate(&[]).status.success());
+    assert!(generate(&["--l1", "--compiled-activations", "off"]).status.success());
 }
 
 #[test]
 fn p11_a_group_that_does_not_fit_the_heads_is_refused_at_the_start() {
     let output =
         on_model("generate", &["--raw", "--kv-bits", "8", "--kv-group-size", "128", "x"]).output().unwrap();
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("group size 128"), "{}", text(&output.stderr));
     assert!(output.stdout.is_empty());
 }
@@ -198,12 +332,45 @@ fn ctrl_c_stops_a_generation_and_keeps_what_was_made() {
     assert!(text(&output.stderr).contains("Generation: "), "{}", text(&output.stderr));
 }
 
+#[test]
+fn ctrl_c_before_the_first_token_leaves_no_trace() {
+    let prompt = "Hello ".repeat(80);
+    let mut child = on_model("generate", &["--raw", "-v", "--prefill-step-size", "1", "--l1", &prompt])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    assert!(lines.next().unwrap().unwrap().starts_with("model: "));
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let said: Vec<_> = lines.map(Result::unwrap).collect();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    assert_eq!(text(&output.stdout), "");
+    // A busy machine may have to say that it is still stopping.
+    assert!(said.iter().all(|line| line.starts_with("hint: stopping")), "{said:?}");
+}
+
+#[test]
+fn a_prompt_beyond_the_context_is_told_both_numbers() {
+    let output = on_model("generate", &["--raw", &"Hello ".repeat(400)]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let said = text(&output.stderr);
+    assert!(said.contains(" tokens, but the model's context is 512"), "{said}");
+}
+
+#[test]
+fn a_long_prompt_is_never_blamed_on_the_template() {
+    let mut child =
+        on_model("generate", &["-"]).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(&vec![b'x'; 3 << 20]).unwrap();
+    let said = text(&child.wait_with_output().unwrap().stderr);
+    assert!(said.contains(" tokens, but the model's context is 512"), "{said}");
+}
+
 /// A copy of the tiny model that ships no chat template.
 fn without_template(folder: &Path) {
-    for entry in fs::read_dir(model("llama-f32")).unwrap() {
-        let entry = entry.unwrap();
-        fs::copy(entry.path(), folder.join(entry.file_name())).unwrap();
-    }
+    copy(folder);
     let _ = fs::remove_file(folder.join("chat_template.jinja"));
     let path = folder.join("tokenizer_config.json");
     let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::error::{CheckpointError, shown_name};
+use super::error::{CheckpointError, count, shown_name};
 use super::quantization::{QuantParams, Quantization, QuantizationError};
 use super::tensor::{ElementType, Tensor};
 
@@ -48,7 +48,7 @@ pub enum AuditError {
         weights: String,
     },
     /// Tensors that the family has no use for.
-    #[error("{} of {weights} {} not used by family {family}: {}", counted(names.len()), verb(names.len()), listed(names))]
+    #[error("{} of {weights} {} not used by family {family}: {}", count(names.len(), "tensor"), verb(names.len()), listed(names))]
     LeftOver {
         /// Their names, sorted.
         names: Vec<String>,
@@ -69,10 +69,6 @@ pub enum AuditError {
 
 fn of_shape(shape: Option<&[usize]>) -> String {
     shape.map_or_else(String::new, |shape| format!(" (shape {shape:?})"))
-}
-
-fn counted(count: usize) -> String {
-    if count == 1 { "1 tensor".to_owned() } else { format!("{count} tensors") }
 }
 
 fn verb(count: usize) -> &'static str {

@@ -49,8 +49,52 @@ impl de::Error for FieldError {
         Self { path: Vec::new(), message: message.to_string() }
     }
 
+    fn invalid_type(found: de::Unexpected, expected: &dyn de::Expected) -> Self {
+        let message = format!("must be {}, not {}", expected_words(expected), found_words(found));
+        Self { path: Vec::new(), message }
+    }
+
+    fn invalid_value(found: de::Unexpected, expected: &dyn de::Expected) -> Self {
+        Self::invalid_type(found, expected)
+    }
+
+    fn unknown_variant(variant: &str, expected: &'static [&'static str]) -> Self {
+        let expected: Vec<_> = expected.iter().map(|name| format!("`{name}`")).collect();
+        Self::custom(format!("must be one of {}, not `{}`", expected.join(", "), shown_name(variant)))
+    }
+
     fn missing_field(field: &'static str) -> Self {
         Self::new(field, "missing")
+    }
+}
+
+/// What serde expects, in JSON's words.
+fn expected_words(expected: &dyn de::Expected) -> String {
+    let words = expected.to_string();
+    match words.as_str() {
+        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number of 0 or more",
+        "i8" | "i16" | "i32" | "i64" | "isize" => "a whole number",
+        "f32" | "f64" => "a number",
+        "a boolean" => "true or false",
+        "a sequence" => "a list",
+        "a map" => "an object",
+        other if other.starts_with("struct ") => "an object",
+        other => other,
+    }
+    .to_owned()
+}
+
+fn found_words(found: de::Unexpected) -> String {
+    match found {
+        de::Unexpected::Bool(value) => value.to_string(),
+        de::Unexpected::Unsigned(value) => value.to_string(),
+        de::Unexpected::Signed(value) => value.to_string(),
+        de::Unexpected::Float(value) => value.to_string(),
+        de::Unexpected::Str(text) => format!("the text \"{}\"", shown_name(text)),
+        de::Unexpected::Unit | de::Unexpected::Option => "null".to_owned(),
+        de::Unexpected::Seq => "a list".to_owned(),
+        de::Unexpected::Map => "an object".to_owned(),
+        other => other.to_string(),
     }
 }
 
@@ -99,7 +143,13 @@ impl<'de> de::Deserializer<'de> for ConfigValue<'de> {
                 None => visitor.visit_map(Fields { rest: fields.iter(), pending: None }),
             },
             Value::String(text) => visitor.visit_borrowed_str(text),
-            plain => plain.deserialize_any(visitor).map_err(de::Error::custom),
+            Value::Null => visitor.visit_unit(),
+            Value::Bool(value) => visitor.visit_bool(*value),
+            Value::Number(number) => match (number.as_u64(), number.as_i64(), number.as_f64()) {
+                (Some(number), ..) => visitor.visit_u64(number),
+                (None, Some(number), _) => visitor.visit_i64(number),
+                (None, None, number) => visitor.visit_f64(number.unwrap_or(f64::NAN)),
+            },
         }
     }
 
@@ -129,7 +179,12 @@ impl<'de> de::Deserializer<'de> for ConfigValue<'de> {
         variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, FieldError> {
-        self.0.deserialize_enum(name, variants, visitor).map_err(de::Error::custom)
+        match self.0 {
+            Value::String(text) => {
+                visitor.visit_enum(de::value::BorrowedStrDeserializer::<FieldError>::new(text))
+            }
+            other => other.deserialize_enum(name, variants, visitor).map_err(de::Error::custom),
+        }
     }
 
     serde::forward_to_deserialize_any! {
@@ -263,21 +318,27 @@ mod tests {
     fn errors_name_the_field() {
         assert_eq!(message(json!({})), "field `hidden_size`: missing");
         let text = message(json!({"hidden_size": "64"}));
-        assert_eq!(text, "field `hidden_size`: invalid type: string \"64\", expected u32");
+        assert_eq!(text, "field `hidden_size`: must be a whole number of 0 or more, not the text \"64\"");
         let text = message(json!({"hidden_size": 1, "limits": [1.0, null]}));
-        assert_eq!(text, "field `limits.1`: invalid type: null, expected f32");
+        assert_eq!(text, "field `limits.1`: must be a number, not null");
         assert_eq!(
             message(json!({"hidden_size": 1, "rope_scaling": {}})),
             "field `rope_scaling.factor`: missing"
         );
-        assert!(message(json!({"hidden_size": 1, "kind": "odd"})).contains("`kind`: unknown variant `odd`"));
+        assert!(
+            message(json!({"hidden_size": 1, "kind": "odd"}))
+                .contains("`kind`: must be one of `plain`, `tied`, not `odd`")
+        );
     }
 
     #[test]
     fn integers_keep_their_range() {
-        assert!(message(json!({"hidden_size": -1})).contains("`hidden_size`: invalid value: integer `-1`"));
+        assert!(
+            message(json!({"hidden_size": -1}))
+                .contains("`hidden_size`: must be a whole number of 0 or more, not -1")
+        );
         assert!(message(json!({"hidden_size": 1e18})).contains("`hidden_size`"));
-        assert!(message(json!({"hidden_size": 1.5})).contains("floating point `1.5`"));
+        assert!(message(json!({"hidden_size": 1.5})).contains("not 1.5"));
         assert!(message(json!({"hidden_size": 4_294_967_296.0})).contains("`hidden_size`"));
     }
 }

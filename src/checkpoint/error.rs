@@ -74,9 +74,11 @@ pub enum CheckpointError {
     },
     /// The index names a shard that is not there.
     #[error(
-        "shard `{}` is missing from {}; {tensors} tensors of the index lie in it",
+        "shard `{}` is missing from {}; {} of the index {} in it",
         shown_name(shard),
-        shown_path(directory)
+        shown_path(directory),
+        count(*tensors, "tensor"),
+        if *tensors == 1 { "lies" } else { "lie" }
     )]
     MissingShard {
         /// The model's directory.
@@ -143,6 +145,11 @@ pub enum CheckpointError {
 
 const LONGEST_NAME: usize = 160;
 const LONGEST_MESSAGE: usize = 300;
+
+/// A number of things in words: `1 tensor`, `2 tensors`.
+pub(crate) fn count(number: usize, thing: &str) -> String {
+    if number == 1 { format!("1 {thing}") } else { format!("{number} {thing}s") }
+}
 
 /// A name from a file as messages show it: on one line, without control characters, of bounded length.
 pub(crate) fn shown_name(name: &str) -> String {

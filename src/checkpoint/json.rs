@@ -36,7 +36,21 @@ pub(super) fn parse(text: &[u8]) -> Result<Value, String> {
             Some(tagged) => serde_json::from_slice(&tagged),
             None => Err(error),
         })
-        .map_err(|error| format!("not valid JSON: {}", shown_message(&error.to_string())))
+        .map_err(|error| problem(&error))
+}
+
+/// What is wrong with a text that is not JSON, and where, in words for people who did not write the parser.
+pub fn problem(error: &serde_json::Error) -> String {
+    let place = format!("line {}, column {}", error.line(), error.column());
+    if error.is_eof() {
+        return format!("not valid JSON: it breaks off at {place}");
+    }
+    let said = error.to_string();
+    // What is left helps: "expected `,` or `}`", "trailing characters", "key must be a string".
+    match said.split(" at line ").next().filter(|said| !["expected ident", "expected value"].contains(said)) {
+        Some(said) => format!("not valid JSON: {} at {place}", shown_message(said)),
+        None => format!("not valid JSON at {place}"),
+    }
 }
 
 /// The text with bare non-finite numbers tagged; `None` when it has none.
@@ -130,6 +144,15 @@ mod tests {
         let value = parse(br#"{"a":"NaN \" Infinity","b":NaN,"Infinity":"\\"}"#).unwrap();
         assert_eq!(value["a"], "NaN \" Infinity");
         assert_eq!(value["Infinity"], "\\");
+    }
+
+    #[test]
+    fn problems_are_said_in_words_and_with_their_place() {
+        let said = |text: &str| problem(&serde_json::from_str::<Value>(text).unwrap_err());
+        assert_eq!(said("not"), "not valid JSON at line 1, column 2");
+        assert_eq!(said("{\n  \"a\": ,}"), "not valid JSON at line 2, column 8");
+        assert_eq!(said("{\"a\": 1"), "not valid JSON: it breaks off at line 1, column 7");
+        assert_eq!(said("{\"a\" 1}"), "not valid JSON: expected `:` at line 1, column 6");
     }
 
     #[test]

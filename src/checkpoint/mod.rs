@@ -12,7 +12,7 @@ pub mod error;
 pub mod generation_config;
 pub mod gguf;
 pub mod hub_cache;
-mod json;
+pub mod json;
 pub mod mapping;
 pub mod quantization;
 pub mod safetensors;
@@ -57,10 +57,10 @@ impl Checkpoint {
         let config = Config::read(directory)?;
         let quantization = Quantization::from_config(&config, Some(directory))?;
         let generation_config = GenerationConfig::read(directory)?;
-        let eos_token_ids = match &generation_config.eos_token_ids {
-            Some(ids) => ids.clone(),
-            None => config.eos_token_ids()?,
-        };
+        // Both are read even where one is not used: an odd value is a broken checkpoint.
+        let of_config = config.eos_token_ids()?;
+        let eos_token_ids = generation_config.eos_token_ids.clone().unwrap_or(of_config);
+        config.max_position_embeddings()?;
         let weights = shards::open_weights(directory)?;
         Ok(Self {
             directory: directory.to_owned(),

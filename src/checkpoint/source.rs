@@ -2,6 +2,7 @@
 //! starter model when nothing is named.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use super::environment::Environment;
@@ -59,6 +60,24 @@ pub enum SourceError {
         /// The path.
         path: PathBuf,
     },
+    /// A path that is there but leads nowhere: a loop of links, a link to nothing, a closed folder.
+    #[error("cannot use {}: {problem}", shown_path(path))]
+    Unreachable {
+        /// The path.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// An address of a web page or a repository.
+    #[error(
+        "`{}` is an address, and models are named by path or hub id; {}",
+        shown_name(argument),
+        address_hint(argument)
+    )]
+    Address {
+        /// The argument.
+        argument: String,
+    },
     /// Neither a path nor a repository id.
     #[error(
         "`{}` is no model: it is neither a directory with config.json, nor a .gguf file, nor a hub id like \
@@ -110,6 +129,10 @@ pub fn resolve_model(
 ) -> Result<ResolvedModel, SourceError> {
     let Some(argument) = argument else { return starter(environment) };
     let path = Path::new(argument);
+    if argument.contains("://") {
+        return Err(SourceError::Address { argument: argument.to_owned() });
+    }
+    reachable(path)?;
     if path.is_dir() {
         return local(in_directory(path)?, path);
     }
@@ -132,6 +155,48 @@ pub fn resolve_model(
         return Err(SourceError::NoSuchPath { path: path.to_owned() });
     }
     Err(SourceError::NotAModel { argument: argument.to_owned() })
+}
+
+/// What to write instead of an address.
+fn address_hint(argument: &str) -> String {
+    let rest = argument.split_once("://").map_or("", |(_, rest)| rest);
+    let (host, path) = if argument.starts_with("hf:") {
+        ("hf.co", rest)
+    } else {
+        rest.split_once('/').unwrap_or((rest, ""))
+    };
+    let mut parts = path.split(['/', '?', '#']).filter(|part| !part.is_empty());
+    match (host.trim_start_matches("www."), parts.next(), parts.next()) {
+        ("huggingface.co" | "hf.co", Some(organisation), Some(name))
+            if is_repo_id(&format!("{organisation}/{name}")) =>
+        {
+            format!("download it to the Hugging Face cache and give {organisation}/{name}")
+        }
+        _ => "download it and name its folder or .gguf file, or give its hub id, org/name".to_owned(),
+    }
+}
+
+/// Refuses a path that is there but leads nowhere. One that is simply absent may be a hub id.
+fn reachable(path: &Path) -> Result<(), SourceError> {
+    let unreachable = |problem: String| Err(SourceError::Unreachable { path: path.to_owned(), problem });
+    match fs::metadata(path) {
+        Ok(_) => Ok(()),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            match fs::read_link(path) {
+                Ok(target) => {
+                    unreachable(format!("it is a link to {}, which is not there", shown_path(&target)))
+                }
+                Err(_) => Ok(()),
+            }
+        }
+        // A prompt or a hub id that no file system takes for a name.
+        Err(error)
+            if matches!(error.kind(), io::ErrorKind::InvalidFilename | io::ErrorKind::InvalidInput) =>
+        {
+            Ok(())
+        }
+        Err(error) => unreachable(error.to_string()),
+    }
 }
 
 fn starter(environment: &Environment) -> Result<ResolvedModel, SourceError> {

@@ -7,11 +7,14 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use crate::cache::{KvCache, LayerCache, Packed, QuantizedKvCache, RotatingKvCache};
+use crate::cache::{
+    KvCache, LayerCache, LayerKind, Packed, QuantizedKvCache, RotatingKvCache, make_prompt_cache,
+};
 use crate::checkpoint::safetensors::SafetensorsFile;
 use crate::checkpoint::safetensors_writer::{WriteError, write_safetensors};
 use crate::checkpoint::{CheckpointError, QuantMode, QuantParams, Tensor};
 use crate::mlx::{self, Array, Dtype};
+use crate::models::Model;
 
 /// Why a prompt cache cannot be saved or loaded.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +43,14 @@ pub enum PromptCacheError {
         found: usize,
         /// Layers of the model.
         expected: usize,
+    },
+    /// A layer's cache that the model could not have made.
+    #[error("the prompt cache does not fit the model: layer {layer} {problem}; make it with this model")]
+    Layer {
+        /// The layer.
+        layer: usize,
+        /// What is wrong with its cache; completes the sentence.
+        problem: String,
     },
 }
 
@@ -256,11 +267,97 @@ impl LayerReader<'_> {
     }
 }
 
-/// Checks loaded caches against a model: one a layer, of the kinds its layers can use.
-pub fn check(caches: &[LayerCache], layers: usize) -> Result<(), PromptCacheError> {
-    if caches.len() == layers {
-        Ok(())
-    } else {
-        Err(PromptCacheError::Layers { found: caches.len(), expected: layers })
+/// Checks loaded caches against a model: one a layer, of the kind, shape and type that the model itself makes, and
+/// all at the same position.
+///
+/// # Errors
+/// [`PromptCacheError::Layers`] and [`PromptCacheError::Layer`].
+pub fn check(caches: &[LayerCache], model: &dyn Model) -> Result<(), PromptCacheError> {
+    let kinds = model.layer_kinds();
+    if caches.len() != kinds.len() {
+        return Err(PromptCacheError::Layers { found: caches.len(), expected: kinds.len() });
     }
+    // The graph of one step has the shapes and types of the model's own caches; nothing is computed.
+    let mut own = make_prompt_cache(kinds, None);
+    model.forward(&Array::from_slice(&[0u32], &[1, 1])?, Some(&mut own))?;
+    let position = caches.first().map_or(0, LayerCache::offset);
+    for (layer, (cache, (kind, own))) in caches.iter().zip(kinds.iter().zip(&own)).enumerate() {
+        let fits = match cache.offset() {
+            0 => Err("holds no tokens".to_owned()),
+            offset if offset != position => {
+                Err(format!("stands at position {offset}, the first layer at {position}"))
+            }
+            _ => check_kind(cache, *kind).and_then(|()| check_arrays(cache, own)),
+        };
+        fits.map_err(|problem| PromptCacheError::Layer { layer, problem })?;
+    }
+    Ok(())
+}
+
+fn check_kind(cache: &LayerCache, kind: LayerKind) -> Result<(), String> {
+    match (kind, cache) {
+        (LayerKind::Sliding { window }, LayerCache::Rotating(ring))
+            if (ring.max_size(), ring.keep()) == (window, 0) =>
+        {
+            Ok(())
+        }
+        (LayerKind::Sliding { window }, _) => {
+            Err(format!("slides over {window} positions, and the cache does not"))
+        }
+        (LayerKind::Full, _) => Ok(()),
+    }
+}
+
+/// Checks every array of a cache against the keys and values of one that the model filled itself.
+fn check_arrays(cache: &LayerCache, own: &LayerCache) -> Result<(), String> {
+    let dense = |cache: &LayerCache| match cache {
+        LayerCache::Plain(cache) => cache.buffers().map(|(keys, values)| [keys.clone(), values.clone()]),
+        LayerCache::Rotating(cache) => cache.buffers().map(|(keys, values)| [keys.clone(), values.clone()]),
+        LayerCache::Quantized(_) => None,
+    };
+    let empty = || "holds no tokens".to_owned();
+    let own = dense(own).ok_or("keeps no keys and values in this model")?;
+    let mut expected = Vec::new();
+    if let LayerCache::Quantized(cache) = cache {
+        let (keys, values) = cache.buffers().ok_or_else(empty)?;
+        let (bits, group_size) = (i32::from(cache.scheme().bits), cache.scheme().group_size as i32);
+        for (packed, own) in [keys, values].into_iter().zip(&own) {
+            expected.push((packed.weight.clone(), own, own.dim(3) * bits / 32, Dtype::Uint32));
+            expected.push((packed.scales.clone(), own, own.dim(3) / group_size, own.dtype()));
+            expected.push((packed.biases.clone(), own, own.dim(3) / group_size, own.dtype()));
+        }
+    } else {
+        let arrays = dense(cache).ok_or_else(empty)?;
+        expected
+            .extend(arrays.into_iter().zip(&own).map(|(array, own)| (array, own, own.dim(3), own.dtype())));
+    }
+    let length = expected.first().map_or(0, |(array, ..)| array.dim(2));
+    for (array, own, width, dtype) in &expected {
+        let shape = [own.dim(0), own.dim(1), length, *width];
+        if array.shape() != shape || array.dtype() != *dtype {
+            return Err(format!(
+                "holds {:?} of {:?} where this model has {shape:?} of {dtype:?}",
+                array.shape(),
+                array.dtype()
+            ));
+        }
+    }
+    match cache {
+        LayerCache::Rotating(ring) => check_ring(ring, length),
+        LayerCache::Plain(_) | LayerCache::Quantized(_) => Ok(()),
+    }
+}
+
+/// A ring of `length` positions: before it wraps, the next position is written where it stands.
+fn check_ring(ring: &RotatingKvCache, length: i32) -> Result<(), String> {
+    let (offset, idx) = (ring.offset(), ring.idx());
+    let filled = length >= offset.min(ring.max_size()) && idx <= length;
+    let in_place = if offset <= length { idx == offset } else { idx >= ring.keep() };
+    if filled && in_place {
+        return Ok(());
+    }
+    Err(format!(
+        "keeps {length} of {} positions and writes at {idx} after {offset}, which contradict each other",
+        ring.max_size()
+    ))
 }

@@ -5,7 +5,7 @@
 
 use crate::cache::{LayerCache, maybe_quantize};
 use crate::mlx::random::RandomState;
-use crate::mlx::{self, Array, memory};
+use crate::mlx::{self, Array, DeviceKind, memory};
 use crate::models::Model;
 use crate::sampling::{LogitsProcessors, PenaltyParams, RangeError, Sampler, SamplingParams};
 
@@ -78,6 +78,14 @@ pub enum StepError {
         /// Rows of the embedding.
         vocab_size: i32,
     },
+    /// A bias for an id the model has no logit for.
+    #[error("logit_bias names token {id}, but the vocabulary has {vocab_size}")]
+    BiasedToken {
+        /// The id.
+        id: u32,
+        /// Logits at a position.
+        vocab_size: i32,
+    },
     /// A chunk size of zero would never finish.
     #[error("the prefill step size must be at least 1")]
     PrefillStep,
@@ -99,7 +107,8 @@ pub enum StepError {
     NanLogits,
 }
 
-/// Called with prompt tokens done and in total; an error stops the prefill.
+/// Called with prompt tokens done and in total; `Break` stops the prefill. On a CPU it is also called between the
+/// layers of a chunk, with the count unchanged: a chunk may take a minute there.
 pub type Progress<'a> = &'a mut dyn FnMut(usize, usize) -> ControlFlow;
 
 /// Whether to go on.
@@ -147,8 +156,12 @@ impl<'a> TokenGenerator<'a> {
         if prompt.is_empty() {
             return Err(StepError::EmptyPrompt);
         }
-        if let Some(&id) = prompt.iter().find(|&&id| i64::from(id) >= i64::from(vocab_size)) {
+        let unknown = |id: &u32| i64::from(*id) >= i64::from(vocab_size);
+        if let Some(&id) = prompt.iter().find(|id| unknown(id)) {
             return Err(StepError::UnknownToken { id, vocab_size });
+        }
+        if let Some(&(id, _)) = options.penalties.logit_bias.iter().find(|(id, _)| unknown(id)) {
+            return Err(StepError::BiasedToken { id, vocab_size });
         }
         if options.prefill_step_size == 0 {
             return Err(StepError::PrefillStep);
@@ -186,7 +199,9 @@ impl<'a> TokenGenerator<'a> {
             let chunk = token_array(&prompt[done..done + count])?;
             self.model.forward(&chunk.expand_dims(0)?, Some(self.caches))?;
             self.quantize_caches()?;
-            mlx::eval(self.caches.iter().flat_map(LayerCache::arrays))?;
+            if self.eval_caches(&mut || progress(done, total))?.is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
             if let Some(processors) = &mut self.processors {
                 processors.observe(&chunk)?;
             }
@@ -241,6 +256,22 @@ impl<'a> TokenGenerator<'a> {
         mlx::async_eval([&token, &logprobs])?;
         self.in_flight = Some((token, logprobs));
         Ok(())
+    }
+
+    /// Computes what a chunk left in the caches. On a CPU layer after layer, so that the work can be stopped inside
+    /// a chunk: the graph, and with it every bit, is the same. A GPU would idle between the layers.
+    fn eval_caches(&self, poll: &mut dyn FnMut() -> ControlFlow) -> Result<ControlFlow, mlx::Error> {
+        if mlx::default_device() == DeviceKind::Gpu {
+            mlx::eval(self.caches.iter().flat_map(LayerCache::arrays))?;
+            return Ok(ControlFlow::Continue(()));
+        }
+        for (layer, cache) in self.caches.iter().enumerate() {
+            if layer > 0 && poll().is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+            mlx::eval(cache.arrays())?;
+        }
+        Ok(ControlFlow::Continue(()))
     }
 
     fn quantize_caches(&mut self) -> Result<(), mlx::Error> {

@@ -57,6 +57,29 @@ impl Pipeline {
         push_through(&mut self.stages, token, out);
     }
 
+    /// The bytes that one token stands for in the middle of a sequence; part of a character for some.
+    pub(super) fn bytes_of(&self, token: String) -> Vec<u8> {
+        match self.stages.first() {
+            Some(Stage::ByteLevel { .. }) => {
+                let mut bytes = Vec::new();
+                push_byte_level(&token, &mut bytes);
+                return bytes;
+            }
+            _ if self.stages.iter().any(|stage| matches!(stage, Stage::ByteFallback { .. })) => {
+                if let Some(byte) = fallback_byte(&token) {
+                    return vec![byte];
+                }
+            }
+            _ => {}
+        }
+        let mut inside = self.clone();
+        inside.stages.iter_mut().for_each(Stage::skip_start);
+        let mut text = String::new();
+        inside.push(token, &mut text);
+        inside.finish(&mut text);
+        text.into_bytes()
+    }
+
     /// Ends the sequence and appends everything still held back.
     pub(super) fn finish(&mut self, out: &mut String) {
         for index in 0..self.stages.len() {
@@ -227,6 +250,19 @@ impl Stage {
 
     fn whole(decoder: &DecoderWrapper) -> Self {
         Stage::Whole { decoder: Arc::new(decoder.clone()), text: String::new() }
+    }
+
+    /// Goes on as if a token had come before.
+    fn skip_start(&mut self) {
+        match self {
+            Stage::JoinWithSpaces { first }
+            | Stage::Metaspace { first, .. }
+            | Stage::WordPiece { first, .. } => {
+                *first = false;
+            }
+            Stage::StripPieces { start_left, .. } => *start_left = 0,
+            _ => {}
+        }
     }
 
     fn push(&mut self, token: String, out: &mut Vec<String>) {

@@ -15,20 +15,20 @@ pub enum TokenizerError {
         hint: &'static str,
     },
     /// A file exists and cannot be read.
-    #[error("cannot read `{}`: {source}", path.display())]
+    #[error("cannot read `{}`: {cause}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
         /// The system's reason.
-        source: std::io::Error,
+        cause: std::io::Error,
     },
     /// A file is not JSON.
-    #[error("`{file}` is not valid JSON: {source}; download it again")]
+    #[error("`{file}` is {problem}; download it again")]
     Json {
         /// The file.
         file: String,
         /// Where the text breaks off or goes wrong.
-        source: serde_json::Error,
+        problem: String,
     },
     /// A file is JSON and not what a tokenizer needs.
     #[error("`{file}` cannot be used: {reason}")]

@@ -12,6 +12,8 @@ use serde_json::{Map, Value};
 use tokenizers::AddedToken;
 use tokenizers::models::ModelWrapper;
 
+use crate::checkpoint::json;
+
 use super::class::TokenizerClass;
 use super::decoder::Pipeline;
 use super::special::{self, Declared};
@@ -130,8 +132,10 @@ struct Outline {
 }
 
 fn parse(json: &[u8], origin: Origin<'_>) -> Result<tokenizers::Tokenizer, TokenizerError> {
-    let outline: Outline = serde_json::from_slice(json)
-        .map_err(|source| TokenizerError::Json { file: origin.file(TOKENIZER), source })?;
+    let outline: Outline = serde_json::from_slice(json).map_err(|error| TokenizerError::Json {
+        file: origin.file(TOKENIZER),
+        problem: json::problem(&error),
+    })?;
     if outline.model.is_none() {
         return Err(origin.invalid(TOKENIZER, "it has no `model`; download it again"));
     }
@@ -177,13 +181,15 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, TokenizerError> {
     match std::fs::read(path) {
         Ok(bytes) => Ok(Some(bytes)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(TokenizerError::Read { path: path.to_owned(), source }),
+        Err(cause) => Err(TokenizerError::Read { path: path.to_owned(), cause }),
     }
 }
 
 fn read_json(path: &Path) -> Result<Option<Value>, TokenizerError> {
     let Some(bytes) = read(path)? else { return Ok(None) };
-    let value = serde_json::from_slice(&bytes)
-        .map_err(|source| TokenizerError::Json { file: path.display().to_string(), source })?;
+    let value = serde_json::from_slice(&bytes).map_err(|error| TokenizerError::Json {
+        file: path.display().to_string(),
+        problem: json::problem(&error),
+    })?;
     Ok(Some(value))
 }

@@ -92,6 +92,12 @@ impl Tokenizer {
         self.vocabulary.id_to_token(id)
     }
 
+    /// The bytes of text that a token stands for in the middle of a text: ` the` for `Ġthe`, one byte of a
+    /// character for some. Empty for an id outside the vocabulary.
+    pub fn token_bytes(&self, id: u32) -> Vec<u8> {
+        self.vocabulary.id_to_token(id).map(|token| self.decoder.bytes_of(token)).unwrap_or_default()
+    }
+
     /// How many tokens there are, added tokens included. A model's embedding may have more rows.
     pub fn vocab_size(&self) -> usize {
         self.vocabulary.get_vocab_size(true)

@@ -177,3 +177,18 @@ fn malformed_files_are_errors_that_name_them() {
     let list = TokenizerParts { config: json!([]), ..parts("byte-level") };
     assert!(message(Tokenizer::from_parts(list)).contains("not a JSON object"));
 }
+
+#[test]
+fn a_tokens_bytes_are_its_text_inside_a_sequence() {
+    for (name, text) in
+        [("byte-level", "the é 🌍 end"), ("byte-fallback", "the é 🌍 end"), ("metaspace", "the end")]
+    {
+        let Ok(tokenizer) = Tokenizer::from_dir(&fixture(name)) else { continue };
+        let ids = tokenizer.encode(text, false).unwrap();
+        let bytes: Vec<u8> = ids.iter().flat_map(|&id| tokenizer.token_bytes(id)).collect();
+        assert_eq!(String::from_utf8(bytes).unwrap().trim_start(), text, "{name}");
+    }
+    let tokenizer = Tokenizer::from_dir(&fixture("byte-level")).unwrap();
+    assert_eq!(tokenizer.token_bytes(tokenizer.eos_id().unwrap()), b"<|im_end|>");
+    assert_eq!(tokenizer.token_bytes(u32::MAX), b"");
+}

@@ -221,3 +221,29 @@ fn nothing_named_is_the_starter_model() {
     let file = folder.write(&format!("models/{STARTER_FILE}"), "");
     assert_eq!(resolve_model(None, &environment(&folder)).unwrap().source, ModelSource::Gguf(file));
 }
+
+#[test]
+fn a_path_that_leads_nowhere_is_not_called_absent() {
+    let folder = Folder::new();
+    link(&folder, "a", "b");
+    link(&folder, "b", "a");
+    link(&folder, "gone", "nowhere");
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    assert_refused(&folder, &path("a"), &["cannot use ", "symbolic link"]);
+    assert_refused(&folder, &path("gone"), &["it is a link to nowhere, which is not there"]);
+}
+
+#[test]
+fn an_address_is_told_what_to_write_instead() {
+    let folder = Folder::new();
+    for (address, hint) in [
+        ("https://huggingface.co/org/name", "give org/name"),
+        ("https://huggingface.co/org/name/tree/main", "give org/name"),
+        ("https://www.huggingface.co/org/name?x=1", "give org/name"),
+        ("hf://org/name", "give org/name"),
+        ("https://example.org/model.gguf", "name its folder or .gguf file"),
+        ("https://", "org/name"),
+    ] {
+        assert_refused(&folder, address, &["is an address", hint]);
+    }
+}

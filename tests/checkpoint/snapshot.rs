@@ -153,7 +153,7 @@ fn a_config_that_runs_python_is_refused() {
 fn a_broken_config_is_named() {
     let folder = Folder::snapshot();
     for (text, part) in
-        [("{\"a\":", "not valid JSON"), ("[]", "expected an object, found a list"), ("", "EOF")]
+        [("{\"a\":", "not valid JSON"), ("[]", "expected an object, found a list"), ("", "breaks off")]
     {
         folder.write("config.json", text);
         assert_refused(&folder, &["config.json: ", part]);
@@ -172,7 +172,10 @@ fn a_field_of_the_wrong_kind_is_named() {
     folder.write("config.json", r#"{"hidden_size":"big"}"#);
     let checkpoint = Checkpoint::open(folder.path()).unwrap();
     let error = checkpoint.config.parse_text::<Args>().unwrap_err();
-    assert_message(&error, &["config.json: field `hidden_size`: ", "string \"big\""]);
+    assert_message(
+        &error,
+        &["config.json: field `hidden_size`: must be a whole number", "not the text \"big\""],
+    );
 }
 
 #[test]
@@ -200,11 +203,37 @@ fn eos_of_generation_config_replaces_that_of_config() {
         (r#"{"eos_token_id":5}"#, vec![5]),
         (r#"{"eos_token_id":null}"#, vec![2]),
         (r#"{"eos_token_id":[]}"#, vec![2]),
-        ("{\"eos_token_id\":5", vec![2]),
         ("{}", vec![2]),
     ] {
         folder.write("generation_config.json", generation_config);
         assert_eq!(eos(), expected, "{generation_config}");
+    }
+}
+
+#[test]
+fn an_odd_value_is_an_error_even_where_another_replaces_it() {
+    for (file, content, parts) in [
+        (
+            "generation_config.json",
+            "{\"eos_token_id\":5",
+            ["generation_config.json: not valid JSON", "breaks off"],
+        ),
+        (
+            "generation_config.json",
+            "{\"eos_token_id\":\"x\"}",
+            ["generation_config.json: field `eos_token_id`", "token id"],
+        ),
+        ("config.json", "{\"eos_token_id\":\"x\"}", ["config.json: field `eos_token_id`", "token id"]),
+        (
+            "config.json",
+            "{\"max_position_embeddings\":0}",
+            ["config.json: field `max_position_embeddings`", "at least 1"],
+        ),
+    ] {
+        let folder = Folder::snapshot();
+        folder.write("generation_config.json", "{\"eos_token_id\":5}");
+        folder.write(file, content);
+        assert_message(&Checkpoint::open(folder.path()).unwrap_err(), &parts);
     }
 }
 

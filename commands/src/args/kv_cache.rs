@@ -18,8 +18,7 @@ const QUANTIZED_START: i32 = 5000;
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Key-value cache")]
 pub struct KvCacheArgs {
-    /// Keep at most this many positions: the first 4 and the most recent ones
-    #[arg(long, value_name = "N", value_parser = range::MAX_KV_SIZE.parser(), hide_short_help = true)]
+    #[arg(long, value_name = "N", help = range::MAX_KV_SIZE.help("Keep at most this many positions: the first 4 and the most recent ones"), value_parser = range::MAX_KV_SIZE.parser(), hide_short_help = true)]
     pub max_kv_size: Option<i32>,
 
     /// Pack the cache to 4 or 8 bits from the first token on, or not
@@ -36,12 +35,10 @@ pub struct KvCacheArgs {
     #[arg(long, value_name = "N", value_parser = integers::<u32, 3>(["32", "64", "128"]), hide_short_help = true)]
     pub kv_group_size: Option<u32>,
 
-    /// Positions to collect before the cache is packed [default: 5000 with --kv-bits, 0 with --kv-quant]
-    #[arg(long, value_name = "N", value_parser = range::QUANTIZED_KV_START.parser(), hide_short_help = true)]
+    #[arg(long, value_name = "N", help = range::QUANTIZED_KV_START.help("Positions to collect before the cache is packed [default: 5000 with --kv-bits, 0 with --kv-quant]"), value_parser = range::QUANTIZED_KV_START.parser(), hide_short_help = true)]
     pub quantized_kv_start: Option<i32>,
 
-    /// Prompt tokens to process at a time; smaller takes less memory [default: 2048; 256 with our CPU kernels]
-    #[arg(long, value_name = "N", value_parser = range::PREFILL_STEP_SIZE.parser(), hide_short_help = true)]
+    #[arg(long, value_name = "N", help = range::PREFILL_STEP_SIZE.help("Prompt tokens to process at a time; smaller takes less memory [default: 2048; 256 with our CPU kernels]"), value_parser = range::PREFILL_STEP_SIZE.parser(), hide_short_help = true)]
     pub prefill_step_size: Option<usize>,
 }
 
@@ -59,6 +56,8 @@ pub struct KvCache {
     pub max_size: Option<i32>,
     /// Packing.
     pub quantization: Option<KvQuantization>,
+    /// Whether `--kv-quant off` was given, which a packed cache from a file contradicts.
+    pub unpacked: bool,
     /// Prompt tokens fed at a time; `None` for what suits the device.
     pub prefill_step_size: Option<usize>,
 }
@@ -94,7 +93,12 @@ impl KvCacheArgs {
         for (flag, _) in idle.iter().filter(|(_, given)| *given && quantization.is_none()) {
             warnings.push(format!("`{flag}` does nothing without `--kv-bits` or `--kv-quant`"));
         }
-        Ok(KvCache { max_size: self.max_kv_size, quantization, prefill_step_size: self.prefill_step_size })
+        Ok(KvCache {
+            max_size: self.max_kv_size,
+            quantization,
+            unpacked: self.kv_quant.as_deref() == Some("off"),
+            prefill_step_size: self.prefill_step_size,
+        })
     }
 }
 

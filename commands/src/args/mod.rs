@@ -2,12 +2,14 @@
 //! say what it means, checked and ready for the engine. A group of flags that several verbs share is one file.
 
 pub mod kv_cache;
+pub mod load;
 pub mod model;
 pub mod numerics;
+pub mod per_prompt;
 pub mod prompt;
 pub mod range;
+pub mod reply;
 pub mod sampling;
-pub mod stopping;
 pub mod template;
 
 /// Things that are allowed but do nothing; said once, before the work.

@@ -21,8 +21,7 @@ pub struct NumericsArgs {
     #[arg(long, value_name = "ON|OFF", value_enum, default_value_t = Switch::On, env = env::MLX_BUN_CPU_KERNELS, hide_env = true, hide_short_help = true)]
     pub cpu_kernels: Switch,
 
-    /// Threads of our CPU kernels [default: the physical cores]
-    #[arg(long, value_name = "N", value_parser = range::THREADS.parser(), env = env::MLX_BUN_THREADS, hide_env = true, hide_short_help = true)]
+    #[arg(long, value_name = "N", help = range::THREADS.help("Threads of our CPU kernels [default: the physical cores]"), value_parser = range::THREADS.parser(), env = env::MLX_BUN_THREADS, hide_env = true, hide_short_help = true)]
     pub threads: Option<usize>,
 }
 

@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 use crate::error::Complaint;
 use crate::printer::Printer;
 
+/// Bytes of a prompt: some millions of tokens, more than any context.
+pub const LONGEST_PROMPT: usize = 16 << 20;
+
 /// The prompt, and how it is read.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Prompt")]
@@ -18,14 +21,14 @@ pub struct PromptArgs {
     pub words: Vec<String>,
 
     /// The prompt, as a flag; `-` reads standard input
-    #[arg(short, long, value_name = "TEXT", conflicts_with = "prompt_file")]
+    #[arg(short, long, value_name = "TEXT", conflicts_with = "prompt_file", allow_hyphen_values = true)]
     pub prompt: Option<String>,
 
     /// Many prompts, one JSON object a line, answered in order as JSON lines; `-` reads standard input
     ///
-    /// A line holds "prompt" or "messages", and may hold "id" and its own max_tokens, temperature, top_p, top_k,
-    /// min_p, xtc_probability, xtc_threshold, seed, stop, repetition_penalty, presence_penalty, frequency_penalty,
-    /// logit_bias, logprobs, top_logprobs, system_prompt, prefill_response and chat_template_kwargs.
+    /// A line holds "prompt" or "messages", and may hold "id", "system_prompt", "prefill_response",
+    /// "chat_template_kwargs" and, under their names, all flags of sampling, penalties, stopping and log-probabilities:
+    /// {"prompt": "A haiku", "temperature": 0.7, "max_tokens": 50}
     #[arg(long, value_name = "FILE")]
     pub prompt_file: Option<PathBuf>,
 
@@ -58,7 +61,7 @@ impl PromptArgs {
     ///
     /// # Errors
     /// No prompt, an empty one, or arguments that cannot be told apart.
-    pub fn resolve(&self, model_flag: bool) -> Result<(PromptSource, Option<String>), Complaint> {
+    pub fn resolve(&self) -> Result<(PromptSource, Option<String>), Complaint> {
         let flagged = self.prompt.is_some() || self.prompt_file.is_some();
         let (model, word) = match self.words.as_slice() {
             [] => (None, None),
@@ -71,10 +74,6 @@ impl PromptArgs {
                     .hint("put the prompt in quotes"));
             }
         };
-        if let Some(model) = model.as_ref().filter(|_| model_flag) {
-            return Err(Complaint::usage(format!("two models: `--model` and the argument `{model}`"))
-                .hint("put the prompt in quotes, or drop one of the two"));
-        }
         if let Some(file) = &self.prompt_file {
             return Ok((PromptSource::Lines(file.clone()), model));
         }
@@ -84,7 +83,7 @@ impl PromptArgs {
         })?;
         match text.as_str() {
             "-" => Ok((PromptSource::Stdin, model)),
-            "" => Err(Complaint::usage("the prompt is empty")),
+            "" => Err(empty_prompt()),
             path if word.is_some() && model.is_none() && is_model(path) => {
                 Err(Complaint::usage(format!("no prompt: `{path}` is a model"))
                     .hint(format!("mlx-bun generate {path} \"your prompt\"")))
@@ -99,16 +98,52 @@ impl PromptArgs {
     }
 }
 
+/// However a prompt came to be empty, it is the command that makes no sense.
+pub fn empty_prompt() -> Complaint {
+    Complaint::usage("the prompt is empty").hint("give at least one word to answer")
+}
+
+/// Refuses a prompt of absurd size before it is copied, rendered and tokenized.
+///
+/// # Errors
+/// More than [`LONGEST_PROMPT`] bytes.
+pub fn check_length(bytes: usize) -> Result<(), Complaint> {
+    if bytes <= LONGEST_PROMPT {
+        return Ok(());
+    }
+    Err(Complaint::failure(format!("the prompt has {bytes} bytes; at most {LONGEST_PROMPT} are taken"))
+        .hint("shorten the prompt; `--prompt-file` takes many of them"))
+}
+
 fn is_model(path: &str) -> bool {
     let path = Path::new(path);
     path.join("config.json").is_file() || (path.extension().is_some_and(|e| e == "gguf") && path.is_file())
 }
 
-/// All of standard input as text, untouched.
+/// A prompt from standard input, untouched.
 ///
 /// # Errors
-/// Nothing there, or not UTF-8.
-pub fn read_stdin(printer: &Printer) -> anyhow::Result<String> {
+/// Nothing there, too much, or not UTF-8.
+pub fn read_prompt(printer: &Printer) -> anyhow::Result<String> {
+    let text = read_stdin(printer, LONGEST_PROMPT as u64 + 1)?;
+    if text.len() > LONGEST_PROMPT {
+        return Err(Complaint::failure(format!(
+            "standard input has more than {LONGEST_PROMPT} bytes, the most that a prompt may have"
+        ))
+        .hint("shorten the prompt; `--prompt-file` takes many of them")
+        .into());
+    }
+    match text.is_empty() {
+        true => Err(Complaint::usage("the prompt is empty: nothing came on standard input").into()),
+        false => Ok(text),
+    }
+}
+
+/// Standard input as text, up to `most` bytes; a character that is cut there is left out.
+///
+/// # Errors
+/// Not UTF-8.
+pub fn read_stdin(printer: &Printer, most: u64) -> anyhow::Result<String> {
     match std::io::stdin().is_terminal() {
         true => printer.note("Reading the prompt from the terminal; Ctrl-D on a line of its own ends it"),
         false => printer.detail("Reading the prompt from standard input"),
@@ -116,16 +151,19 @@ pub fn read_stdin(printer: &Printer) -> anyhow::Result<String> {
     let mut bytes = Vec::new();
     std::io::stdin()
         .lock()
+        .take(most)
         .read_to_end(&mut bytes)
         .map_err(|error| Complaint::failure(format!("cannot read standard input: {error}")))?;
-    let text = String::from_utf8(bytes).map_err(|error| {
+    let full = bytes.len() as u64 == most;
+    String::from_utf8(bytes).or_else(|error| {
         let position = error.utf8_error().valid_up_to();
-        Complaint::failure(format!("standard input is not UTF-8 text (byte {position})"))
-    })?;
-    if text.is_empty() {
-        return Err(Complaint::failure("the prompt is empty: nothing came on standard input").into());
-    }
-    Ok(text)
+        let mut bytes = error.into_bytes();
+        if full && bytes.len() - position < 4 {
+            bytes.truncate(position);
+            return Ok(String::from_utf8(bytes)?);
+        }
+        Err(Complaint::failure(format!("standard input is not UTF-8 text (byte {position})")).into())
+    })
 }
 
 /// Replaces backslash sequences; one that means nothing stays.
@@ -172,7 +210,7 @@ mod tests {
 
     fn resolve(words: &[&str], prompt: Option<&str>) -> Result<(PromptSource, Option<String>), Complaint> {
         let words = words.iter().map(|word| (*word).to_owned()).collect();
-        PromptArgs { words, prompt: prompt.map(str::to_owned), ..Default::default() }.resolve(false)
+        PromptArgs { words, prompt: prompt.map(str::to_owned), ..Default::default() }.resolve()
     }
 
     fn text(text: &str) -> PromptSource {
@@ -195,8 +233,6 @@ mod tests {
         let error = resolve(&["What", "is", "this?"], None).unwrap_err();
         assert_eq!(error.to_string(), "3 arguments where a prompt was expected");
         assert!(resolve(&["m", "hi"], Some("hi")).is_err());
-        let args = PromptArgs { words: vec!["m".to_owned(), "hi".to_owned()], ..Default::default() };
-        assert!(args.resolve(true).is_err());
     }
 
     #[test]
@@ -204,7 +240,7 @@ mod tests {
         let path = r"C:\new\table";
         assert_eq!(resolve(&[path], None).unwrap().0, text(path));
         let args = PromptArgs { words: vec![path.to_owned()], escape: true, ..Default::default() };
-        assert_eq!(args.resolve(false).unwrap().0, text("C:\new\table"));
+        assert_eq!(args.resolve().unwrap().0, text("C:\new\table"));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The ranges of numeric options: one table for flags and for the lines of a prompt file.
+//! The ranges of numeric options: what is accepted, and what `--help` says of it.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -49,12 +49,16 @@ impl<T: Number> Range<T> {
         }
     }
 
+    /// A flag's help, with the range at its end.
+    pub fn help(self, text: &str) -> String {
+        format!("{text} [range: {} to {}]", self.low, self.high)
+    }
+
     /// For clap.
     pub fn parser(self) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static {
         move |text| {
-            let value =
-                text.parse().map_err(|_| format!("must be {} in [{}, {}]", T::KIND, self.low, self.high))?;
-            self.check(value)
+            let number = || format!("must be {} in [{}, {}]", T::KIND, self.low, self.high);
+            self.check(text.parse().map_err(|_| number())?)
         }
     }
 }
@@ -108,6 +112,11 @@ mod tests {
         assert_eq!(TEMPERATURE.check(5.0), Ok(5.0));
         assert_eq!(TEMPERATURE.check(5.01), Err("must be in [0, 5]".to_owned()));
         assert!(TEMPERATURE.check(f64::NAN).is_err());
+    }
+
+    #[test]
+    fn help_ends_with_the_range() {
+        assert_eq!(XTC_THRESHOLD.help("Probability"), "Probability [range: 0 to 0.5]");
     }
 
     #[test]

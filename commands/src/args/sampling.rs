@@ -2,6 +2,7 @@
 
 use std::str::FromStr;
 
+use mlx_bun::checkpoint::json;
 use mlx_bun::sampling::{Hlg, HlgBase, MinP, Penalty, PenaltyParams, SamplingParams, Xtc};
 use serde_json::Value;
 
@@ -12,57 +13,45 @@ use crate::error::Complaint;
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
-    /// Temperature from 0 to 5; 0 always takes the likeliest token
     #[arg(long = "temp", visible_alias = "temperature", value_name = "T", default_value_t = 0.0,
-          value_parser = range::TEMPERATURE.parser())]
+          help = range::TEMPERATURE.help("Temperature; 0 always takes the likeliest token"), value_parser = range::TEMPERATURE.parser())]
     pub temperature: f64,
 
-    /// Keep the likeliest tokens that make up this share of the probability; 0 and 1 keep all
-    #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = range::TOP_P.parser())]
+    #[arg(long, value_name = "P", default_value_t = 1.0, help = range::TOP_P.help("Keep the likeliest tokens that make up this share of the probability; 0 and 1 keep all"), value_parser = range::TOP_P.parser())]
     pub top_p: f64,
 
-    /// Keep this many of the likeliest tokens; 0 keeps all
-    #[arg(long, value_name = "K", default_value_t = 0, value_parser = range::TOP_K.parser())]
+    #[arg(long, value_name = "K", default_value_t = 0, help = range::TOP_K.help("Keep this many of the likeliest tokens; 0 keeps all"), value_parser = range::TOP_K.parser())]
     pub top_k: i32,
 
-    /// Drop tokens less likely than this share of the likeliest one's probability
-    #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = range::MIN_P.parser())]
+    #[arg(long, value_name = "P", default_value_t = 0.0, help = range::MIN_P.help("Drop tokens less likely than this share of the likeliest one's probability"), value_parser = range::MIN_P.parser())]
     pub min_p: f64,
 
-    /// Tokens that --min-p always keeps
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = range::MIN_TOKENS_TO_KEEP.parser(), hide_short_help = true)]
+    #[arg(long, value_name = "N", default_value_t = 1, help = range::MIN_TOKENS_TO_KEEP.help("Tokens that --min-p always keeps"), value_parser = range::MIN_TOKENS_TO_KEEP.parser(), hide_short_help = true)]
     pub min_tokens_to_keep: i32,
 
-    /// Chance, at each token, of dropping all likely tokens but the last of them (XTC)
-    #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = range::XTC_PROBABILITY.parser(), hide_short_help = true)]
+    #[arg(long, value_name = "P", default_value_t = 0.0, help = range::XTC_PROBABILITY.help("Chance, at each token, of dropping all likely tokens but the last of them (XTC)"), value_parser = range::XTC_PROBABILITY.parser(), hide_short_help = true)]
     pub xtc_probability: f32,
 
-    /// Probability from which XTC calls a token likely, up to 0.5
-    #[arg(long, value_name = "P", default_value_t = 0.1, value_parser = range::XTC_THRESHOLD.parser(), hide_short_help = true)]
+    #[arg(long, value_name = "P", default_value_t = 0.1, help = range::XTC_THRESHOLD.help("Probability from which XTC calls a token likely"), value_parser = range::XTC_THRESHOLD.parser(), hide_short_help = true)]
     pub xtc_threshold: f32,
 
-    /// Seed of the random draws; the same seed gives the same text
-    #[arg(long, value_name = "N", value_parser = range::SEED.parser())]
+    #[arg(long, value_name = "N", help = range::SEED.help("Seed of the random draws; the same seed gives the same text"), value_parser = range::SEED.parser())]
     pub seed: Option<u64>,
 
     /// Choose by the HLG tone curve instead of the filters above
     #[arg(long, value_name = "ON|OFF", value_enum, default_value_t = Switch::Off, hide_short_help = true)]
     pub hlg_sampling: Switch,
 
-    /// Half-width of the curve's linear middle, in nats
-    #[arg(long, value_name = "NATS", default_value_t = 4.0, value_parser = range::HLG.parser(), hide_short_help = true)]
+    #[arg(long, value_name = "NATS", default_value_t = 4.0, help = range::HLG.help("Half-width of the curve's linear middle, in nats"), value_parser = range::HLG.parser(), hide_short_help = true)]
     pub hlg_width: f32,
 
-    /// Scale of the roll-off among the likeliest tokens, in nats
-    #[arg(long, value_name = "NATS", default_value_t = 4.0, value_parser = range::HLG.parser(), hide_short_help = true)]
+    #[arg(long, value_name = "NATS", default_value_t = 4.0, help = range::HLG.help("Scale of the roll-off among the likeliest tokens, in nats"), value_parser = range::HLG.parser(), hide_short_help = true)]
     pub hlg_shoulder: f32,
 
-    /// Scale of the roll-off among unlikely tokens, in nats
-    #[arg(long, value_name = "NATS", default_value_t = 6.0, value_parser = range::HLG.parser(), hide_short_help = true)]
+    #[arg(long, value_name = "NATS", default_value_t = 6.0, help = range::HLG.help("Scale of the roll-off among unlikely tokens, in nats"), value_parser = range::HLG.parser(), hide_short_help = true)]
     pub hlg_toe: f32,
 
-    /// How far below the likeliest token the curve's middle lies, in nats
-    #[arg(long, value_name = "NATS", default_value_t = 6.0, value_parser = range::HLG.parser(), hide_short_help = true)]
+    #[arg(long, value_name = "NATS", default_value_t = 6.0, help = range::HLG.help("How far below the likeliest token the curve's middle lies, in nats"), value_parser = range::HLG.parser(), hide_short_help = true)]
     pub hlg_pivot_offset: f32,
 }
 
@@ -70,32 +59,26 @@ pub struct SamplingArgs {
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Penalties")]
 pub struct PenaltyArgs {
-    /// Make tokens already seen less likely by this factor; 1 changes nothing
-    #[arg(long, value_name = "X", value_parser = range::REPETITION_PENALTY.parser())]
+    #[arg(long, value_name = "X", help = range::REPETITION_PENALTY.help("Make tokens already seen less likely by this factor; 1 changes nothing"), value_parser = range::REPETITION_PENALTY.parser())]
     pub repetition_penalty: Option<f32>,
 
-    /// Last tokens the repetition penalty looks at; 0 looks at all
-    #[arg(long, value_name = "N", default_value_t = 20, value_parser = range::CONTEXT_SIZE.parser(), hide_short_help = true)]
+    #[arg(long, value_name = "N", default_value_t = 20, help = range::CONTEXT_SIZE.help("Last tokens the repetition penalty looks at; 0 looks at all"), value_parser = range::CONTEXT_SIZE.parser(), hide_short_help = true)]
     pub repetition_context_size: i32,
 
-    /// Subtract this once from the logit of each token seen
-    #[arg(long, value_name = "X", value_parser = range::ADDITIVE_PENALTY.parser(), allow_negative_numbers = true, hide_short_help = true)]
+    #[arg(long, value_name = "X", help = range::ADDITIVE_PENALTY.help("Subtract this once from the logit of each token seen"), value_parser = range::ADDITIVE_PENALTY.parser(), hide_short_help = true)]
     pub presence_penalty: Option<f32>,
 
-    /// Last tokens the presence penalty looks at; 0 looks at all
-    #[arg(long, value_name = "N", default_value_t = 20, value_parser = range::CONTEXT_SIZE.parser(), hide_short_help = true)]
+    #[arg(long, value_name = "N", default_value_t = 20, help = range::CONTEXT_SIZE.help("Last tokens the presence penalty looks at; 0 looks at all"), value_parser = range::CONTEXT_SIZE.parser(), hide_short_help = true)]
     pub presence_context_size: i32,
 
-    /// Subtract this for each time a token was seen
-    #[arg(long, value_name = "X", value_parser = range::ADDITIVE_PENALTY.parser(), allow_negative_numbers = true, hide_short_help = true)]
+    #[arg(long, value_name = "X", help = range::ADDITIVE_PENALTY.help("Subtract this for each time a token was seen"), value_parser = range::ADDITIVE_PENALTY.parser(), hide_short_help = true)]
     pub frequency_penalty: Option<f32>,
 
-    /// Last tokens the frequency penalty looks at; 0 looks at all
-    #[arg(long, value_name = "N", default_value_t = 20, value_parser = range::CONTEXT_SIZE.parser(), hide_short_help = true)]
+    #[arg(long, value_name = "N", default_value_t = 20, help = range::CONTEXT_SIZE.help("Last tokens the frequency penalty looks at; 0 looks at all"), value_parser = range::CONTEXT_SIZE.parser(), hide_short_help = true)]
     pub frequency_context_size: i32,
 
-    /// Add a value to a token's logit: `ID=VALUE`, several times, or a JSON object
-    #[arg(long, value_name = "ID=VALUE", hide_short_help = true)]
+    /// Add a value from -1000 to 1000 to a token's logit: `ID=VALUE`, several times, or a JSON object
+    #[arg(long, value_name = "ID=VALUE", allow_hyphen_values = true, hide_short_help = true)]
     pub logit_bias: Vec<LogitBias>,
 }
 
@@ -108,7 +91,8 @@ impl FromStr for LogitBias {
 
     fn from_str(text: &str) -> Result<Self, String> {
         if text.trim_start().starts_with('{') {
-            let value = serde_json::from_str(text).map_err(|error| format!("is not JSON: {error}"))?;
+            let value =
+                serde_json::from_str(text).map_err(|error| format!("is {}", json::problem(&error)))?;
             return Self::from_json(&value);
         }
         let (id, value) = text.split_once('=').ok_or("must be ID=VALUE or a JSON object")?;
@@ -224,8 +208,7 @@ pub struct LogprobArgs {
     #[arg(long)]
     pub logprobs: bool,
 
-    /// With --json: the N likeliest tokens at each position, up to 11
-    #[arg(long, value_name = "N", value_parser = range::TOP_LOGPROBS.parser(), hide_short_help = true)]
+    #[arg(long, value_name = "N", help = range::TOP_LOGPROBS.help("With --json: the N likeliest tokens at each position"), value_parser = range::TOP_LOGPROBS.parser(), hide_short_help = true)]
     pub top_logprobs: Option<usize>,
 }
 
@@ -286,7 +269,7 @@ mod tests {
     fn s3_every_flag_reaches_the_engine() {
         let probe = parse(
             "--temperature 0.7 --top-p 0.9 --top-k 40 --min-p 0.05 --min-tokens-to-keep 2 --xtc-probability 0.5 \
-             --xtc-threshold 0.2 --repetition-penalty 1.1 --repetition-context-size 30 --presence-penalty -0.5 \
+             --xtc-threshold 0.2 --repetition-penalty 1.1 --repetition-context-size 30 --presence-penalty=-0.5 \
              --presence-context-size 31 --frequency-penalty 0.25 --frequency-context-size 0 --logit-bias 5=-1.5",
         );
         let mut warnings = Vec::new();

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use mlx_bun::checkpoint::json;
 use serde_json::{Map, Value};
 
 use super::{Truth, Warnings};
@@ -41,7 +42,7 @@ fn json_object(text: &str) -> Result<Map<String, Value>, String> {
     match serde_json::from_str(text) {
         Ok(Value::Object(map)) => Ok(map),
         Ok(_) => Err("must be a JSON object, like '{\"enable_thinking\": false}'".to_owned()),
-        Err(error) => Err(format!("is not JSON: {error}")),
+        Err(error) => Err(format!("is {}", json::problem(&error))),
     }
 }
 

@@ -94,9 +94,13 @@ fn message(text: String) -> Input {
     if text.trim().is_empty() { Input::Empty } else { Input::Message(text) }
 }
 
-/// A line that begins with `/` and a word of letters is a command; a path such as `/etc/passwd` is not.
+/// A line that begins with `/` and a word of letters is a command; a path such as `/etc/passwd` is not. `//` stands
+/// for a `/` that begins a message.
 fn classify(line: &str) -> Input {
     let text = line.trim();
+    if text.starts_with("//") {
+        return message(text[1..].to_owned());
+    }
     let Some(command) = text.strip_prefix('/') else { return message(line.to_owned()) };
     let (word, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
     if word.is_empty() || !word.bytes().all(|byte| byte.is_ascii_lowercase()) {
@@ -153,6 +157,11 @@ mod tests {
         assert_eq!(inputs("/system"), [Input::System(None)]);
         assert_eq!(inputs("/system  be brief "), [Input::System(Some("be brief".to_owned()))]);
         assert_eq!(inputs("/hlep"), [Input::Unknown("hlep".to_owned())]);
+    }
+
+    #[test]
+    fn two_slashes_say_one() {
+        assert_eq!(inputs("//reset what?\n//"), [said("/reset what?"), said("/")]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Where lines come from: the line editor on a terminal, else standard input as it is.
 
 use std::fs;
-use std::io::{self, BufRead, Write};
+use std::io::{self, BufRead, Read, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -9,6 +9,7 @@ use rustyline::error::ReadlineError;
 use rustyline::history::FileHistory;
 use rustyline::{Config, Editor};
 
+use crate::args::prompt::LONGEST_PROMPT;
 use crate::env;
 
 /// Inputs that the history keeps.
@@ -19,6 +20,8 @@ const HISTORY_SIZE: usize = 1000;
 pub enum Line {
     /// A line, without its end.
     Text(String),
+    /// A line that cannot be taken, and why.
+    Unreadable(String),
     /// Ctrl-C at the prompt.
     Interrupted,
     /// Ctrl-D, or the end of the input.
@@ -41,18 +44,40 @@ pub trait Reader {
 }
 
 /// Lines of a pipe or a file: nothing is asked for.
-pub struct Piped;
+pub struct Piped<R> {
+    input: R,
+    number: usize,
+}
 
-impl Reader for Piped {
+impl<R: BufRead> Piped<R> {
+    /// Over the lines of `input`.
+    pub fn new(input: R) -> Self {
+        Self { input, number: 0 }
+    }
+}
+
+impl<R: BufRead> Reader for Piped<R> {
     fn line(&mut self, _: bool) -> anyhow::Result<Line> {
-        let mut line = String::new();
-        let count = io::stdin()
-            .lock()
-            .read_line(&mut line)
+        let mut line = Vec::new();
+        self.number += 1;
+        let most = LONGEST_PROMPT as u64 + 1;
+        let count = self
+            .input
+            .by_ref()
+            .take(most)
+            .read_until(b'\n', &mut line)
             .map_err(|error| anyhow::anyhow!("cannot read standard input: {error}"))?;
         if count == 0 {
             return Ok(Line::End);
         }
+        let refused = |why: String| {
+            Line::Unreadable(format!("line {} of standard input {why}; it is skipped", self.number))
+        };
+        if count as u64 == most && line.last() != Some(&b'\n') {
+            self.input.skip_until(b'\n')?;
+            return Ok(refused(format!("has more than {LONGEST_PROMPT} bytes")));
+        }
+        let Ok(line) = String::from_utf8(line) else { return Ok(refused("is not UTF-8 text".to_owned())) };
         let text = line.strip_suffix('\n').unwrap_or(&line);
         Ok(Line::Text(text.strip_suffix('\r').unwrap_or(text).to_owned()))
     }
@@ -109,6 +134,9 @@ impl Reader for Terminal {
             Ok(line) => Ok(Line::Text(line)),
             Err(ReadlineError::Interrupted) => Ok(Line::Interrupted),
             Err(ReadlineError::Eof) => Ok(Line::End),
+            Err(ReadlineError::Io(error)) if error.kind() == io::ErrorKind::InvalidData => {
+                Ok(Line::Unreadable("the line is not UTF-8 text; it is skipped".to_owned()))
+            }
             Err(error) => Err(error.into()),
         }
     }
@@ -145,6 +173,23 @@ mod tests {
     use rustyline::history::{History, SearchDirection};
 
     use super::*;
+
+    #[test]
+    fn lines_that_are_no_text_or_too_long_are_skipped() {
+        let mut input = b"caf\xe9\r\nfirst\r\n".to_vec();
+        input.extend(vec![b'x'; LONGEST_PROMPT + 9]);
+        input.extend(b"\nlast");
+        let mut reader = Piped::new(&*input);
+        let mut next = || match reader.line(false).unwrap() {
+            Line::Text(text) | Line::Unreadable(text) => Some(text),
+            Line::Interrupted | Line::End => None,
+        };
+        assert_eq!(next().unwrap(), "line 1 of standard input is not UTF-8 text; it is skipped");
+        assert_eq!(next().unwrap(), "first");
+        assert!(next().unwrap().starts_with("line 3 of standard input has more than "));
+        assert_eq!(next().unwrap(), "last");
+        assert_eq!(next(), None);
+    }
 
     #[test]
     fn the_history_lies_in_the_state_folder() {

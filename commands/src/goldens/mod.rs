@@ -21,6 +21,7 @@ use mlx_bun::models::{self, Model};
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
 
+use crate::error::Complaint;
 use format::{Cell, Expect, GoldenFile};
 use replay::{Recording, Tensors, replay};
 use report::{Entry, Report, Status};
@@ -28,6 +29,10 @@ use report::{Entry, Report, Status};
 /// Compare the engine with mlx-lm, bit for bit
 #[derive(Args, Debug)]
 pub struct Goldens {
+    /// The checkout to use instead of the one around the current folder
+    #[arg(long, value_name = "DIR", global = true)]
+    root: Option<PathBuf>,
+
     #[command(subcommand)]
     action: Action,
 }
@@ -59,7 +64,7 @@ impl Goldens {
     /// # Errors
     /// When there is no checkout or no recording for this machine, or a program fails.
     pub fn run(&self, out: &mut dyn Write) -> Result<bool> {
-        let root = checkout()?;
+        let root = checkout(self.root.as_deref())?;
         match &self.action {
             Action::Regen { family } => regen::regen(&root, family.as_deref()).map(|()| true),
             Action::List => list(&recorded(&root, None)?, out).map(|()| true),
@@ -75,11 +80,24 @@ impl Goldens {
     }
 }
 
-/// The nearest folder above that holds the goldens.
-fn checkout() -> Result<PathBuf> {
-    let here = std::env::current_dir().context("cannot tell the current directory")?;
-    let found = here.ancestors().find(|folder| folder.join("goldens/README.md").exists());
-    found.map(Path::to_owned).context("no goldens here; run this inside a checkout of mlx-bun")
+/// The checkout that is named, or the nearest folder above the current one that holds the goldens.
+fn checkout(named: Option<&Path>) -> Result<PathBuf, Complaint> {
+    let holds = |folder: &Path| folder.join("goldens/README.md").exists();
+    if let Some(root) = named {
+        return match holds(root) {
+            true => Ok(root.to_owned()),
+            false => Err(Complaint::usage(format!(
+                "`{}` is no checkout of mlx-bun: it has no goldens",
+                root.display()
+            ))),
+        };
+    }
+    let here = std::env::current_dir()
+        .map_err(|error| Complaint::failure(format!("cannot tell the current directory: {error}")))?;
+    here.ancestors().find(|folder| holds(folder)).map(Path::to_owned).ok_or_else(|| {
+        Complaint::failure("there are no goldens here: neither in this folder nor above it")
+            .hint("run this inside a checkout of mlx-bun, or name one with --root")
+    })
 }
 
 /// The folder that keeps results of different arithmetic apart, relative to `goldens`.

@@ -1,5 +1,7 @@
 //! What the tests of the program share.
 
+#![allow(dead_code)] // each test program uses its part
+
 use std::process::{Command, Stdio};
 
 /// The program in a clean environment: no model, history or cache lies in its home.
@@ -14,4 +16,38 @@ pub fn mlx_bun(arguments: &[&str]) -> Command {
     }
     command.env("HOME", "/nonexistent");
     command
+}
+
+/// What a command printed and how it ended.
+pub fn outcome(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    format!(
+        "exit {}\n-- stdout\n{}-- stderr\n{}",
+        output.status.code().map_or("by signal".to_owned(), |code| code.to_string()),
+        text(&output.stdout),
+        text(&output.stderr)
+    )
+}
+
+/// The same for a command line.
+pub fn run(arguments: &[&str]) -> String {
+    outcome(&mut mlx_bun(arguments))
+}
+
+/// The first line of standard error of a command that must be refused as wrong usage.
+pub fn refused(arguments: &[&str]) -> String {
+    let output = mlx_bun(arguments).output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {stderr}");
+    assert!(output.stdout.is_empty(), "{arguments:?}");
+    stderr.lines().next().unwrap_or_default().to_owned()
+}
+
+/// As [`refused`], for commands that make sense but cannot be done.
+pub fn failed(arguments: &[&str]) -> String {
+    let output = mlx_bun(arguments).output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{arguments:?}: {stderr}");
+    stderr.trim_end().to_owned()
 }

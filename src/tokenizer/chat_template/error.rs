@@ -23,12 +23,12 @@ pub enum TemplateError {
     },
 
     /// A file that should hold templates cannot be read.
-    #[error("cannot read the chat template {}: {source}", path.display())]
+    #[error("cannot read the chat template {}: {cause}", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
         /// Why.
-        source: std::io::Error,
+        cause: std::io::Error,
     },
 
     /// A field or file that should hold templates holds something else.

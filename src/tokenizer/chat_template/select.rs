@@ -105,8 +105,8 @@ impl ChatTemplates {
                 place: directory.join("chat_template.json").display().to_string(),
                 problem,
             };
-            let json: Json =
-                serde_json::from_str(&text).map_err(|error| malformed(format!("not valid JSON: {error}")))?;
+            let json: Json = serde_json::from_str(&text)
+                .map_err(|error| malformed(crate::checkpoint::json::problem(&error)))?;
             match json.get("chat_template") {
                 Some(value) => templates = ChatTemplates::from_config_value(value)?,
                 None => return Err(malformed("has no `chat_template`".to_owned())),
@@ -178,8 +178,8 @@ impl ChatTemplates {
     }
 }
 
-fn unreadable(path: &Path, source: std::io::Error) -> TemplateError {
-    TemplateError::Unreadable { path: path.to_owned(), source }
+fn unreadable(path: &Path, cause: std::io::Error) -> TemplateError {
+    TemplateError::Unreadable { path: path.to_owned(), cause }
 }
 
 /// Reads a template file, or nothing when there is none.

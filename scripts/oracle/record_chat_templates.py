@@ -4,7 +4,7 @@
 For every template and conversation, and for every snippet, the prompt or the fact that transformers raises goes to
 fixtures/chat_templates/expected/. Run it with a Python that has transformers and jinja2 after changing the corpus:
 
-    python scripts/oracle_templates.py
+    python scripts/oracle/record_chat_templates.py
 """
 
 import datetime
@@ -15,7 +15,7 @@ import sys
 import jinja2
 from transformers.utils import chat_template_utils
 
-CORPUS = pathlib.Path(__file__).resolve().parent.parent / "fixtures" / "chat_templates"
+CORPUS = pathlib.Path(__file__).resolve().parents[2] / "fixtures" / "chat_templates"
 
 
 def fix_clock(now):

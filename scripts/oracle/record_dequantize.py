@@ -1,6 +1,6 @@
 """Records what MLX makes of packed weights: fixtures/kernels/dequantize.json.
 
-Random words and scales, dequantized by mx.dequantize on the CPU (mlx 0.32.2). Run: python scripts/record_dequantize.py
+Random words and scales, dequantized by mx.dequantize on the CPU (mlx 0.32.2). Run: python scripts/oracle/record_dequantize.py
 """
 
 import json
@@ -49,5 +49,5 @@ def record(mode, bits, group):
 
 cases = [record("affine", bits, group) for bits, group in [(2, 32), (3, 64), (4, 32), (4, 64), (4, 128), (5, 64), (6, 32), (8, 64)]]
 cases += [record("mxfp4", 4, 32), record("nvfp4", 4, 16), record("mxfp8", 8, 32)]
-path = pathlib.Path(__file__).parent.parent / "fixtures/kernels/dequantize.json"
+path = pathlib.Path(__file__).resolve().parents[2] / "fixtures/kernels/dequantize.json"
 path.write_text("[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]\n")

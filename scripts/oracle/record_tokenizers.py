@@ -24,7 +24,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer
 
-ROOT = Path(__file__).resolve().parent.parent / "fixtures" / "tokenizers"
+ROOT = Path(__file__).resolve().parents[2] / "fixtures" / "tokenizers"
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog.",
