@@ -58,7 +58,8 @@ fn every_family_computes_as_on_mlx() {
         ("gemma3_text-bf16", 0.1),
     ];
     for (name, tolerance) in names {
-        let (ours, stock) = (model(name, Some(2), CpuPrecision::Exact), model(name, None, CpuPrecision::Exact));
+        let (ours, stock) =
+            (model(name, Some(2), CpuPrecision::Exact), model(name, None, CpuPrecision::Exact));
         for max_kv_size in [None, Some(8)] {
             let mut cache = (caches(&*ours, max_kv_size), caches(&*stock, max_kv_size));
             // A prompt, single tokens, then several at once.
@@ -73,7 +74,10 @@ fn every_family_computes_as_on_mlx() {
         }
         let (ids, none) = (ids(2, 9), None::<&mut [LayerCache]>);
         let found = ours.forward(&ids, none).unwrap();
-        assert!(largest_difference(&found, &stock.forward(&ids, None).unwrap()) < tolerance, "{name}, no cache");
+        assert!(
+            largest_difference(&found, &stock.forward(&ids, None).unwrap()) < tolerance,
+            "{name}, no cache"
+        );
     }
 }
 

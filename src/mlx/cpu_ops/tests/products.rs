@@ -77,7 +77,8 @@ fn products_do_not_depend_on_the_rows_or_threads_they_share() {
             let mut whole = None;
             for threads in 1..=8 {
                 let kernels = Kernels::new(Isa::detect(), threads, precision).unwrap();
-                let product = |x: &Array| in_prefill(|| kernels.linear(x, kind, &refs(&weight), None).unwrap());
+                let product =
+                    |x: &Array| in_prefill(|| kernels.linear(x, kind, &refs(&weight), None).unwrap());
                 let found = bits(&product(&x));
                 assert_eq!(whole.get_or_insert_with(|| found.clone()), &found);
                 for cut in [1, 2, 4, 40] {
