@@ -6,7 +6,7 @@
 use crate::cache::{LayerCache, maybe_quantize};
 use crate::mlx::cpu_ops::in_prefill;
 use crate::mlx::random::RandomState;
-use crate::mlx::{self, Array, memory};
+use crate::mlx::{self, Array, DeviceKind, default_device, memory};
 use crate::models::Model;
 use crate::sampling::{LogitsProcessors, PenaltyParams, RangeError, Sampler, SamplingParams};
 
@@ -212,6 +212,11 @@ impl<'a> TokenGenerator<'a> {
             return Ok(None);
         }
         let Some((token, logprobs)) = self.in_flight.take() else { return Ok(None) };
+        if default_device() == DeviceKind::Cpu {
+            // A step that still runs holds the caches' buffers; the next would copy them instead of writing in place,
+            // which costs more than waiting.
+            token.eval()?;
+        }
         self.dispatch(&token)?;
         let id = token.item_u32()?;
         if i64::from(id) >= i64::from(self.model.vocab_size()) {
