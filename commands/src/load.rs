@@ -90,9 +90,12 @@ fn choose_numerics(options: &LoadOptions, printer: &Printer) -> anyhow::Result<(
     }
     mlx::set_compile(available);
     if numerics.cpu_kernels {
-        let isa = env::get(env::MLX_BUN_CPU_ISA);
-        cpu_ops::enable(numerics.threads, isa.as_deref())
-            .map_err(|error| Complaint::usage(error.to_string()))?;
+        cpu_ops::enable(cpu_ops::Settings {
+            threads: numerics.threads,
+            isa: env::get(env::MLX_BUN_CPU_ISA).as_deref(),
+            precision: numerics.cpu_precision,
+        })
+        .map_err(|error| Complaint::usage(error.to_string()))?;
     } else {
         cpu_ops::disable();
     }

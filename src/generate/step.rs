@@ -4,6 +4,7 @@
 //! same shape. One step is always in flight: the next token is being computed while the current one is read.
 
 use crate::cache::{LayerCache, maybe_quantize};
+use crate::mlx::cpu_ops::{self, in_prefill};
 use crate::mlx::random::RandomState;
 use crate::mlx::{self, Array, DeviceKind, memory};
 use crate::models::Model;
@@ -197,7 +198,8 @@ impl<'a> TokenGenerator<'a> {
         while total - done > 1 {
             let count = self.prefill_step_size.min(total - done - 1);
             let chunk = token_array(&prompt[done..done + count])?;
-            self.model.forward(&chunk.expand_dims(0)?, Some(self.caches))?;
+            let ids = chunk.expand_dims(0)?;
+            in_prefill(|| self.model.forward(&ids, Some(self.caches)))?;
             self.quantize_caches()?;
             if self.eval_caches(&mut || progress(done, total))?.is_break() {
                 return Ok(ControlFlow::Break(()));
@@ -225,6 +227,11 @@ impl<'a> TokenGenerator<'a> {
             return Ok(None);
         }
         let Some((token, logprobs)) = self.in_flight.take() else { return Ok(None) };
+        if cpu_ops::enabled() {
+            // A step that still runs holds the caches' buffers; the next would copy them instead of writing in place,
+            // which costs more than waiting once the kernels are fast.
+            token.eval()?;
+        }
         self.dispatch(&token)?;
         let id = token.item_u32()?;
         if i64::from(id) >= i64::from(self.model.vocab_size()) {

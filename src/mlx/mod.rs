@@ -6,13 +6,15 @@
 //! docs/design/mlx-binding.md.
 
 mod array;
+pub mod autograd;
 mod compile;
+pub mod composed;
 pub mod cpu_ops;
 mod device;
 mod dtype;
 mod error;
 pub mod fast;
-
+mod gather;
 pub mod kernel;
 pub mod memory;
 mod ops;
@@ -26,5 +28,6 @@ pub use compile::{Compiled, compile_available, set_compile};
 pub use device::{DeviceKind, async_eval, default_device, eval, set_default_device, synchronize, version};
 pub use dtype::Dtype;
 pub use error::{Error, Result};
+pub use gather::{gather_mm, gather_qmm};
 pub use mlx_bun_cpu as cpu;
 pub use quantized::{dequantize, quantize, quantized_matmul};
