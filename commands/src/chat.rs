@@ -112,6 +112,7 @@ pub fn run(
         seed: args.sampling.seed,
         stop: args.stopping.stop.clone(),
         logprobs: None,
+        constraint: None,
     };
     for warning in &warnings {
         printer.warning(warning);

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value};
 
+use crate::args::grammar::GrammarArgs;
 use crate::args::kv_cache::KvCacheArgs;
 use crate::args::model::ModelArgs;
 use crate::args::numerics::NumericsArgs;
@@ -29,6 +30,7 @@ Examples:
   mlx-bun generate --model ./my-model --temp 0.7 --top-p 0.9 --max-tokens 500 \"A haiku about rain\"
   git diff | mlx-bun generate --system-prompt \"Write a commit message\" -
   mlx-bun generate --json \"Name a colour\" | jq .stats
+  mlx-bun generate --json-schema person.json "Invent a person"
   mlx-bun generate --prompt-file prompts.jsonl > answers.jsonl
 
 The reply goes to standard output, statistics and everything else to standard error.";
@@ -60,6 +62,9 @@ pub struct GenerateArgs {
         help_heading = "Stopping"
     )]
     max_tokens: TokenLimit,
+
+    #[command(flatten)]
+    grammar: GrammarArgs,
 
     #[command(flatten)]
     kv_cache: KvCacheArgs,
@@ -138,7 +143,19 @@ impl GenerateArgs {
             prompt_cache_file: self.prompt_cache_file.clone(),
             conversation: false,
         };
-        Ok(Plan { load, jobs: self.jobs(source, printer)?, form })
+        let stdin_free = !self.reads_stdin(&source);
+        let constraint = self.grammar.resolve(stdin_free, printer)?;
+        let mut jobs = self.jobs(source, printer)?;
+        jobs.iter_mut().for_each(|job| job.request.constraint.clone_from(&constraint));
+        Ok(Plan { load, jobs, form })
+    }
+
+    fn reads_stdin(&self, source: &PromptSource) -> bool {
+        match source {
+            PromptSource::Text(_) => false,
+            PromptSource::Stdin => true,
+            PromptSource::Lines(path) => path.as_os_str() == "-",
+        }
     }
 
     fn jobs(&self, source: PromptSource, printer: &Printer) -> anyhow::Result<Vec<Job>> {
@@ -213,6 +230,7 @@ fn request(prompt: Prompt, flags: &Overridable) -> Result<Request, Complaint> {
         seed: flags.sampling.seed,
         stop: flags.stop.clone(),
         logprobs: flags.logprobs.resolve(true)?,
+        constraint: None,
     })
 }
 
