@@ -38,7 +38,13 @@ impl Fixture {
     }
 
     /// Text, its tokens, and why it ended.
-    fn reply(&self, grammar: &Grammar, temperature: f64, seed: u64, max_tokens: usize) -> (String, usize, FinishReason) {
+    fn reply(
+        &self,
+        grammar: &Grammar,
+        temperature: f64,
+        seed: u64,
+        max_tokens: usize,
+    ) -> (String, usize, FinishReason) {
         let step = StepOptions {
             max_tokens: Some(max_tokens),
             sampling: SamplingParams { temperature, ..SamplingParams::default() },
@@ -82,7 +88,8 @@ fn is_valid(schema: &Value, value: &Value, root: &Value) -> bool {
         }
         ("string", Value::String(text)) => {
             let length = text.chars().count() as f64;
-            number("minLength").is_none_or(|low| length >= low) && number("maxLength").is_none_or(|high| length <= high)
+            number("minLength").is_none_or(|low| length >= low)
+                && number("maxLength").is_none_or(|high| length <= high)
         }
         ("array", Value::Array(items)) => {
             let length = items.len() as f64;
@@ -129,7 +136,8 @@ fn every_reply_follows_its_schema() {
                 let (text, tokens, reason) = fixture.reply(&grammar, temperature, seed, 200);
                 assert_eq!(reason, FinishReason::Stop, "{name}: {text}");
                 assert!(tokens < 200);
-                let value: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{name}: {text:?}: {e}"));
+                let value: Value =
+                    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{name}: {text:?}: {e}"));
                 assert!(is_valid(&schema, &value, &schema), "{name}: {text}");
             }
         }
@@ -141,13 +149,10 @@ fn j6_a_model_that_likes_blanks_comes_to_the_closing_brace() {
     let fixture = Fixture::new("llama-f32");
     let schema = json!({"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"],
         "additionalProperties": false});
-    let grammar =
-        fixture.grammar(&Constraint::JsonSchema { schema, strict: true, any_whitespace: true });
+    let grammar = fixture.grammar(&Constraint::JsonSchema { schema, strict: true, any_whitespace: true });
     // The scripted model takes a blank wherever it may.
-    let blanks: Vec<u32> = [" ", "\n", "\t"]
-        .iter()
-        .flat_map(|text| fixture.tokenizer.encode(text, false).unwrap())
-        .collect();
+    let blanks: Vec<u32> =
+        [" ", "\n", "\t"].iter().flat_map(|text| fixture.tokenizer.encode(text, false).unwrap()).collect();
     let mut matcher = grammar.matcher(320);
     let mut text = Vec::new();
     while !matcher.is_finished() {
@@ -179,7 +184,8 @@ fn a_reply_ends_with_its_grammar_and_at_the_limit() {
 #[test]
 fn demanded_calls_are_made_and_can_be_read() {
     let fixture = Fixture::new("llama-f32");
-    let tools = ToolSchemas::from_openai(&[json!({"type": "function", "function": {"name": "set", "parameters": {
+    let tools =
+        ToolSchemas::from_openai(&[json!({"type": "function", "function": {"name": "set", "parameters": {
         "type": "object", "required": ["on", "level"], "additionalProperties": false,
         "properties": {"on": {"type": "boolean"}, "level": {"enum": ["low", "high"]}}}}})]);
     let template = "{% if tool_call.name %}<tool_call>{% endif %}";

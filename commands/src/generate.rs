@@ -30,7 +30,7 @@ Examples:
   mlx-bun generate --model ./my-model --temp 0.7 --top-p 0.9 --max-tokens 500 \"A haiku about rain\"
   git diff | mlx-bun generate --system-prompt \"Write a commit message\" -
   mlx-bun generate --json \"Name a colour\" | jq .stats
-  mlx-bun generate --json-schema person.json "Invent a person"
+  mlx-bun generate --json-schema person.json \"Invent a person\"
   mlx-bun generate --prompt-file prompts.jsonl > answers.jsonl
 
 The reply goes to standard output, statistics and everything else to standard error.";

@@ -226,7 +226,8 @@ impl Engine for Session {
     fn generate(&mut self, request: &Request, sink: Sink) -> anyhow::Result<Summary> {
         let prompt = self.prompt_ids(&request.prompt)?;
         let constraint = request.constraint.as_ref();
-        let grammar = constraint.map(|constraint| self.grammar(constraint, &request.prompt, &prompt)).transpose()?;
+        let grammar =
+            constraint.map(|constraint| self.grammar(constraint, &request.prompt, &prompt)).transpose()?;
         let (mut caches, cached) = self.start(&prompt);
         let (reason, stats, tokens) = self.reply(&mut caches, &prompt[cached..], request, grammar, sink)?;
         let cached_tokens = if self.prefix.is_some() { self.prefix_length() } else { cached };

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Records what mlx-lm's tool parsers and its text state machine make of a corpus, mutated texts included.
+"""Records what mlx-lm's tool parsers and its text state machine make of a corpus, mutated texts included, and which
+parser it chooses for each template of fixtures/chat_templates.
 
 usage: tool_parsers.py
 
@@ -16,8 +17,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from mlx_lm.generate import TextStateMachine, make_text_state_machine
+from mlx_lm.tokenizer_utils import _infer_tool_parser
 
-OUT = Path(__file__).resolve().parents[2] / "fixtures" / "tool_parsers" / "oracle.json"
+FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
+OUT = FIXTURES / "tool_parsers" / "oracle.json"
 MUTATIONS = 5
 
 TOOLS = [
@@ -309,11 +312,15 @@ def main():
                     {"parser": name, "think": THINK.get(name, ("<think>", "</think>"))[0], "text": text,
                      "initial": initial} | reply(name, module, text, initial)
                 )
+    templates = {
+        path.stem: _infer_tool_parser(SimpleNamespace(chat_template=path.read_text("utf-8"), get_vocab=dict))
+        for path in sorted((FIXTURES / "chat_templates" / "templates").glob("*.jinja"))
+    }
     OUT.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(case, ensure_ascii=False) for case in cases]
     reply_lines = [json.dumps(case, ensure_ascii=False) for case in replies]
     OUT.write_text(
-        '{"tools": ' + json.dumps(TOOLS) + ',\n"cases": [\n' + ",\n".join(lines)
+        '{"templates": ' + json.dumps(templates) + ',\n"tools": ' + json.dumps(TOOLS) + ',\n"cases": [\n' + ",\n".join(lines)
         + '\n],\n"replies": [\n' + ",\n".join(reply_lines) + "\n]}\n",
         encoding="utf-8",
     )

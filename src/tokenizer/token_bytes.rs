@@ -148,7 +148,7 @@ mod tests {
                         bytes.extend(token);
                     }
                 }
-                let decoded = tokenizer.decode(&ids, false);
+                let decoded = tokenizer.decode(&ids, true);
                 let joined = String::from_utf8_lossy(&bytes).into_owned();
                 assert_eq!(joined.trim_start(), decoded.trim_start(), "{name} {text:?}");
             }

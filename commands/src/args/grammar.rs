@@ -122,7 +122,8 @@ mod tests {
         assert_eq!(resolve(&["--regex", "-?[0-9]"]).unwrap(), Some(Constraint::Regex("-?[0-9]".to_owned())));
         let choices = Constraint::Choice(vec!["a".to_owned(), "b".to_owned()]);
         assert_eq!(resolve(&["--choice", "a", "--choice", "b"]).unwrap(), Some(choices));
-        let schema = Constraint::JsonSchema { schema: json!({"type": "null"}), strict: true, any_whitespace: true };
+        let schema =
+            Constraint::JsonSchema { schema: json!({"type": "null"}), strict: true, any_whitespace: true };
         assert_eq!(resolve(&["--json-schema", " {\"type\": \"null\"}"]).unwrap(), Some(schema.clone()));
         let file = tempfile::NamedTempFile::new().unwrap();
         let path = file.path().to_str().unwrap();

@@ -100,11 +100,8 @@ impl Reader<'_> {
                 Some('"') => {
                     self.rest = self.rest.get(1..).unwrap_or_default();
                     let mut text = String::new();
-                    loop {
-                        match self.character('"')? {
-                            Some(c) => text.push(c),
-                            None => break,
-                        }
+                    while let Some(c) = self.character('"')? {
+                        text.push(c);
                     }
                     literal(&text)
                 }

@@ -237,10 +237,14 @@ fn compiled_grammars_are_kept_up_to_a_number() {
 /// The tiny tokenizer with tags that are tokens, as reasoning models have them.
 fn tagged_tokenizer() -> Tokenizer {
     let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures/checkpoints/llama-f32");
-    let read = |name: &str| -> Value { serde_json::from_slice(&std::fs::read(dir.join(name)).unwrap()).unwrap() };
+    let read =
+        |name: &str| -> Value { serde_json::from_slice(&std::fs::read(dir.join(name)).unwrap()).unwrap() };
     let mut tokenizer = read("tokenizer.json");
     for (id, content) in (320..).zip(["<think>", "</think>", "<tool_call>", "</tool_call>"]) {
-        tokenizer["added_tokens"].as_array_mut().unwrap().push(json!({"id": id, "content": content, "special": id < 322,
+        tokenizer["added_tokens"]
+            .as_array_mut()
+            .unwrap()
+            .push(json!({"id": id, "content": content, "special": id < 322,
             "single_word": false, "lstrip": false, "rstrip": false, "normalized": false}));
     }
     Tokenizer::from_parts(crate::tokenizer::TokenizerParts {

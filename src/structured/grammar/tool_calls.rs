@@ -58,7 +58,8 @@ impl ToolChoice {
         reasoning: Reasoning,
         limits: &Limits,
     ) -> Result<TopLevelGrammar, GrammarError> {
-        let mut builder = Builder { text: Text::new(tokenizer, "part")?, grammars: Vec::new(), limits, tool: "" };
+        let mut builder =
+            Builder { text: Text::new(tokenizer, "part")?, grammars: Vec::new(), limits, tool: "" };
         let mut calls = Vec::new();
         for (name, parameters) in &self.tools {
             builder.tool = name;

@@ -114,10 +114,7 @@ impl ToolParser {
             Some(Self::Deepseek)
         } else if has("<|channel|>") && has("<|message|>") {
             Some(Self::Harmony)
-        } else if has("<|python_tag|>")
-            || has("<|python_start|>")
-            || has("\"parameters\": dictionary of argument name")
-        {
+        } else if has("<|python_start|>") || has("dictionary of argument name and its value") {
             Some(Self::Llama3)
         } else {
             None

@@ -16,6 +16,7 @@ mod harmony;
 mod json_tools;
 mod kimi_k2;
 mod kimi_k3;
+mod literal;
 mod llama3;
 mod longcat;
 mod minicpm5;
