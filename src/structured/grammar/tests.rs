@@ -173,7 +173,8 @@ fn size_nesting_and_work_are_bounded() {
     assert!(started.elapsed() < std::time::Duration::from_secs(30));
     let none = Limits { compile_time: std::time::Duration::ZERO, ..Limits::default() };
     let compiler = GrammarCompiler::new(&tokenizer(), none).unwrap();
-    let timeout = compiler.compile(&Constraint::JsonObject, Reasoning::None);
+    let large = Constraint::Choice((0..9000).map(|n| format!("choice {n}")).collect());
+    let timeout = compiler.compile(&large, Reasoning::None);
     assert!(matches!(timeout, Err(GrammarError::Timeout(_))), "{timeout:?}");
 }
 

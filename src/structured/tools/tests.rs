@@ -170,12 +170,18 @@ fn the_parser_is_chosen_as_mlx_lm_chooses_it() {
         let template = std::fs::read_to_string(path).unwrap();
         let ours = ToolParser::choose(&json!({}), Some(&template), |_| false).unwrap().map(ToolParser::name);
         let beyond = match name.as_str() {
-            "deepseek_r1" | "deepseek_v31" => Some("deepseek"),
             "gpt_oss" => Some("harmony"),
             "llama31_tools" => Some("llama3"),
             _ => None,
         };
         assert_eq!(ours, theirs.as_deref().or(beyond), "{name}");
+    }
+    for (text, parser) in [
+        ("{{ '<minimax:tool_call>' }}", ToolParser::MinimaxM2),
+        ("{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' }}", ToolParser::Deepseek),
+        ("{{ '<｜DSML｜function_calls>' }}", ToolParser::Dsml),
+    ] {
+        assert_eq!(ToolParser::choose(&json!({}), Some(text), |_| false), Ok(Some(parser)));
     }
     let choose =
         |config: Value, tokens: &[&str]| ToolParser::choose(&config, None, |token| tokens.contains(&token));
