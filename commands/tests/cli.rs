@@ -151,6 +151,11 @@ fn short_help_of_generate_is_for_newcomers() {
           --stop <TEXT>     Stop before this text; can be given several times
       -m, --max-tokens <N>  Most tokens to generate; -1 for no limit [default: 100]
 
+    Structure:
+          --json-object           Reply with a JSON object
+          --json-schema <SCHEMA>  Reply with JSON that a JSON schema describes: the schema itself, a
+                                  file, or `-` for standard input
+
     Key-value cache:
           --kv-quant <off|4|8>        Pack the cache to 4 or 8 bits from the first token on, or not
                                       [possible values: off, 4, 8]

@@ -25,15 +25,15 @@ pub struct GrammarArgs {
     pub json_schema: Option<String>,
 
     /// Reply with text that this regular expression matches as a whole
-    #[arg(long, value_name = "REGEX", allow_hyphen_values = true)]
+    #[arg(long, value_name = "REGEX", allow_hyphen_values = true, hide_short_help = true)]
     pub regex: Option<String>,
 
     /// Reply with one of the texts given; repeat the flag for each
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, hide_short_help = true)]
     pub choice: Vec<String>,
 
     /// Reply with text that a grammar describes (Lark, or llama.cpp's GBNF): the grammar, a file, or `-`
-    #[arg(long, value_name = "GRAMMAR")]
+    #[arg(long, value_name = "GRAMMAR", hide_short_help = true)]
     pub grammar: Option<String>,
 }
 

@@ -1,6 +1,6 @@
 //! A grammar at work on one reply.
 
-use super::{GrammarError, first_line};
+use super::{GrammarError, reason};
 
 /// What of a grammar is still to come, after the tokens so far.
 ///
@@ -88,5 +88,5 @@ impl std::fmt::Debug for Matcher {
 }
 
 fn failed(error: impl std::fmt::Display) -> GrammarError {
-    GrammarError::Matcher(first_line(&error.to_string()))
+    GrammarError::Matcher(reason(&error.to_string()))
 }

@@ -79,15 +79,21 @@ pub enum GrammarError {
 }
 
 impl GrammarError {
-    /// From an error of llguidance: its first line, without the dump that may follow.
+    /// From an error of llguidance: the line that says why, without the dump that may follow.
     fn invalid(error: impl std::fmt::Display) -> Self {
-        Self::Invalid(first_line(&error.to_string()))
+        Self::Invalid(reason(&error.to_string()))
     }
 }
 
-fn first_line(message: &str) -> String {
+fn reason(message: &str) -> String {
     const LONGEST: usize = 300;
-    let line = message.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("no reason given");
+    let mut lines = message.lines().map(str::trim).filter(|line| !line.is_empty());
+    // Below the picture of a regular expression stands what is wrong with it.
+    let line = lines
+        .clone()
+        .find_map(|line| line.strip_prefix("error: "))
+        .or_else(|| lines.next())
+        .unwrap_or("no reason given");
     let line = line.trim_end_matches('.');
     match line.char_indices().nth(LONGEST) {
         Some((end, _)) => format!("{}…", line.get(..end).unwrap_or_default()),

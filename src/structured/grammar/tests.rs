@@ -160,6 +160,16 @@ fn j1_j2_bad_grammars_are_errors() {
 }
 
 #[test]
+fn errors_say_what_is_wrong() {
+    let message = refusal(&Constraint::Regex("(?=a)b".to_owned()));
+    assert!(message.contains("look-around"), "{message}");
+    let message = refusal(&schema(json!({"type": "string", "pattern": "a(?!b)"})));
+    assert!(message.contains("look-around"), "{message}");
+    assert!(refusal(&Constraint::Lark("start: nowhere".to_owned())).contains("nowhere"));
+    assert!(refusal(&Constraint::Gbnf("root ::= missing".to_owned())).contains("`missing`"));
+}
+
+#[test]
 fn size_nesting_and_work_are_bounded() {
     let mut nested = json!({"type": "integer"});
     for _ in 0..100 {
