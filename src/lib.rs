@@ -2,7 +2,8 @@
 //!
 //! Layers, each knowing only those below it: [`checkpoint`] and [`tokenizer`] read what a model ships; [`mlx`] is
 //! the array library; [`models`] holds one file a family over [`cache`]; [`sampling`] picks tokens; [`structured`]
-//! finds tool calls in text and keeps tokens to grammars; [`generate`] drives them; [`load`] brings a model's parts together. The engine parses no arguments, speaks no HTTP and prints nothing.
+//! finds tool calls in text and keeps tokens to grammars; [`generate`] drives them; [`load`] brings a model's parts
+//! together. The engine parses no arguments, speaks no HTTP and prints nothing.
 
 pub mod cache;
 pub mod checkpoint;
