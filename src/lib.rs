@@ -1,8 +1,9 @@
 //! The mlx-bun engine: loads language models and generates text with MLX.
 //!
 //! Layers, each knowing only those below it: [`checkpoint`] and [`tokenizer`] read what a model ships; [`mlx`] is
-//! the array library; [`models`] holds one file a family over [`cache`]; [`sampling`] picks tokens; [`generate`]
-//! drives them; [`load`] brings a model's parts together. The engine parses no arguments, speaks no HTTP and prints nothing.
+//! the array library; [`models`] holds one file a family over [`cache`]; [`sampling`] picks tokens; [`structured`]
+//! finds tool calls in text and keeps tokens to grammars; [`generate`] drives them; [`load`] brings a model's parts
+//! together. The engine parses no arguments, speaks no HTTP and prints nothing.
 
 pub mod cache;
 pub mod checkpoint;
@@ -11,4 +12,5 @@ pub mod load;
 pub mod mlx;
 pub mod models;
 pub mod sampling;
+pub mod structured;
 pub mod tokenizer;

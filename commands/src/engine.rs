@@ -6,6 +6,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use mlx_bun::sampling::{PenaltyParams, SamplingParams};
+use mlx_bun::structured::grammar::Constraint;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -93,6 +94,8 @@ pub struct Request {
     pub stop: Vec<String>,
     /// `None` for no log-probabilities, else how many alternatives at each position.
     pub logprobs: Option<usize>,
+    /// What the reply must look like; reasoning may come before it.
+    pub constraint: Option<Constraint>,
 }
 
 /// What happens during a generation, in order.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use serde_json::{Map, Value};
 
 use crate::args::Warnings;
+use crate::args::grammar::GrammarArgs;
 use crate::args::load::{ComputeArgs, SourceArgs};
 use crate::args::per_prompt::{Flags, PerPrompt};
 use crate::args::prompt::{PromptArgs, PromptSource, read_prompt};
@@ -29,6 +30,7 @@ Examples:
   mlx-bun generate --model ./my-model --temp 0.7 --top-p 0.9 --max-tokens 500 \"A haiku about rain\"
   git diff | mlx-bun generate --system-prompt \"Write a commit message\" -
   mlx-bun generate --json \"Name a colour\" | jq .stats
+  mlx-bun generate --json-schema person.json \"Invent a person\"
   mlx-bun generate --prompt-file prompts.jsonl > answers.jsonl
 
 The reply goes to standard output, statistics and everything else to standard error.";
@@ -45,6 +47,8 @@ pub struct GenerateArgs {
     per_prompt: PerPrompt,
     #[command(flatten)]
     talk: TalkArgs,
+    #[command(flatten)]
+    grammar: GrammarArgs,
     #[command(flatten)]
     compute: ComputeArgs,
 
@@ -106,7 +110,19 @@ impl GenerateArgs {
             extra_eos_tokens: self.talk.extra_eos_tokens()?,
             ..self.source.resolve(model, &self.compute, self.prompt_cache_file.clone(), warnings)?
         };
-        Ok(Plan { load, jobs: self.jobs(source, printer)?, form })
+        let stdin_free = !self.reads_stdin(&source);
+        let constraint = self.grammar.resolve(stdin_free, printer)?;
+        let mut jobs = self.jobs(source, printer)?;
+        jobs.iter_mut().for_each(|job| job.request.constraint.clone_from(&constraint));
+        Ok(Plan { load, jobs, form })
+    }
+
+    fn reads_stdin(&self, source: &PromptSource) -> bool {
+        match source {
+            PromptSource::Text(_) => false,
+            PromptSource::Stdin => true,
+            PromptSource::Lines(path) => path.as_os_str() == "-",
+        }
     }
 
     /// A saved cache holds the beginning of the prompt and is kept as it was made.

@@ -132,5 +132,6 @@ pub fn request(prompt: &str) -> Request {
         seed: None,
         stop: Vec::new(),
         logprobs: None,
+        constraint: None,
     }
 }

@@ -1,5 +1,6 @@
 //! The engine behind the verbs: one loaded model and, between the turns of a conversation, its cache.
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -10,6 +11,7 @@ use mlx_bun::generate::step::{PREFILL_STEP_SIZE, StepError, StepOptions, TokenGe
 use mlx_bun::generate::stream::{self, Chunk, StreamError, StreamOptions, TextGenerator};
 use mlx_bun::load::LoadedModel;
 use mlx_bun::mlx::{cpu_ops, memory};
+use mlx_bun::structured::grammar::{Constraint, Grammar, GrammarCompiler, GrammarError, Limits, Reasoning};
 use serde_json::{Map, Value};
 
 use crate::args::prompt::{check_length, empty_prompt};
@@ -63,6 +65,8 @@ pub struct Session {
     /// The cache of the prompt cache file, which every request continues.
     prefix: Option<Vec<LayerCache>>,
     last: Option<Conversation>,
+    /// Made for the first request with a constraint.
+    grammars: OnceCell<GrammarCompiler>,
 }
 
 impl Session {
@@ -74,7 +78,7 @@ impl Session {
         model_name: String,
         prefix: Option<Vec<LayerCache>>,
     ) -> Self {
-        Self { loaded, renderer, options, model_name, prefix, last: None }
+        Self { loaded, renderer, options, model_name, prefix, last: None, grammars: OnceCell::new() }
     }
 
     /// A CPU gains nothing from long chunks, and nobody can stop it inside one.
@@ -133,7 +137,30 @@ impl Session {
         (self.fresh_caches(), 0)
     }
 
-    fn stream_options(&self, request: &Request) -> StreamOptions {
+    /// A reply may begin with reasoning where the model's template asks for it, never after a raw prompt.
+    fn grammar(
+        &self,
+        constraint: &Constraint,
+        prompt: &Prompt,
+        ids: &[u32],
+    ) -> Result<Grammar, GrammarError> {
+        let tokenizer = &self.loaded.tokenizer;
+        let grammars = match self.grammars.get() {
+            Some(grammars) => grammars,
+            None => {
+                let grammars = GrammarCompiler::new(tokenizer, Limits::default())?;
+                self.grammars.get_or_init(|| grammars)
+            }
+        };
+        let reasoning = match (tokenizer.thinking(), prompt) {
+            (Some(thinking), _) if thinking.is_open(ids) => Reasoning::Open,
+            (Some(_), Prompt::Chat { continue_last: false, .. }) => Reasoning::Optional,
+            _ => Reasoning::None,
+        };
+        grammars.compile(constraint, reasoning)
+    }
+
+    fn stream_options(&self, request: &Request, grammar: Option<Grammar>) -> StreamOptions {
         let mut sampling = request.sampling.clone();
         if let Some(xtc) = &mut sampling.xtc {
             let tokenizer = &self.loaded.tokenizer;
@@ -148,6 +175,7 @@ impl Session {
                 seed: request.seed,
                 prefill_step_size: self.prefill_step_size(),
                 kv_quantization: self.options.kv_cache.quantization,
+                grammar,
             },
             stop: request.stop.clone(),
             eos_token_ids: None,
@@ -170,9 +198,10 @@ impl Session {
         caches: &mut Vec<LayerCache>,
         prompt: &[u32],
         request: &Request,
+        grammar: Option<Grammar>,
         sink: Sink,
     ) -> anyhow::Result<(stream::FinishReason, stream::Stats, Vec<u32>)> {
-        let options = self.stream_options(request);
+        let options = self.stream_options(request, grammar);
         let LoadedModel { model, tokenizer, .. } = &self.loaded;
         let mut reply = TextGenerator::new(&**model, tokenizer, caches, prompt, &options).map_err(refusal)?;
         let mut failure = None;
@@ -210,8 +239,11 @@ impl Session {
 impl Engine for Session {
     fn generate(&mut self, request: &Request, sink: Sink) -> anyhow::Result<Summary> {
         let prompt = self.prompt_ids(&request.prompt)?;
+        let constraint = request.constraint.as_ref();
+        let grammar =
+            constraint.map(|constraint| self.grammar(constraint, &request.prompt, &prompt)).transpose()?;
         let (mut caches, cached) = self.start(&prompt);
-        let (reason, stats, tokens) = self.reply(&mut caches, &prompt[cached..], request, sink)?;
+        let (reason, stats, tokens) = self.reply(&mut caches, &prompt[cached..], request, grammar, sink)?;
         let cached_tokens = if self.prefix.is_some() { self.prefix_length() } else { cached };
         // A step is always in flight: the cache may hold one token more than was returned, an end-of-sequence
         // token say, which nobody needs to remember.

@@ -125,6 +125,11 @@ fn short_help_of_generate_is_for_newcomers() {
           --logprobs  With --json: the log-probability of each token
           --json      Print one JSON object: text, tokens, finish_reason, stats
 
+    Structure:
+          --json-object           Reply with a JSON object
+          --json-schema <SCHEMA>  Reply with JSON that a JSON schema describes: the schema itself, a
+                                  file, or `-` for standard input
+
     Key-value cache:
           --kv-quant <off|4|8>        Pack the cache to 4 or 8 bits from the first token on, or not
                                       [possible values: off, 4, 8]

@@ -55,6 +55,38 @@ fn text_to_stdout_statistics_to_stderr() {
 }
 
 #[test]
+fn replies_have_the_structure_asked_for() {
+    let schema = r#"{"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}, "s": {"enum": ["a", "b"]}},
+        "required": ["n", "s"], "additionalProperties": false}"#;
+    for seed in ["1", "2", "3"] {
+        let object = json(&["-m", "400", "--temp", "1", "--seed", seed, "--json-schema", schema, "Hello"]);
+        assert_eq!(object["finish_reason"], "stop", "{object}");
+        let reply: Value = serde_json::from_str(object["text"].as_str().unwrap()).unwrap();
+        assert!(
+            reply["n"].as_i64().unwrap() <= 9 && ["a", "b"].contains(&reply["s"].as_str().unwrap()),
+            "{reply}"
+        );
+    }
+    let choice = json(&["--choice", "yes", "--choice", "no", "Hello"]);
+    assert!(["yes", "no"].contains(&choice["text"].as_str().unwrap()), "{choice}");
+    let sum = json(&["--grammar", "root ::= [0-9] \"+\" [0-9]", "Hello"]);
+    assert_eq!(sum["text"].as_str().unwrap().len(), 3, "{sum}");
+}
+
+#[test]
+fn j5_a_structure_that_cannot_be_enforced_is_an_error() {
+    for (flag, argument, word) in [
+        ("--json-schema", r#"{"properties": {"x": {"not": {"type": "null"}}}}"#, "`not` at `#/properties/x`"),
+        ("--regex", "(?=a)b", "look-around"),
+        ("--grammar", "root ::= missing", "`missing`"),
+    ] {
+        let output = on_model("generate", &["--raw", flag, argument, "Hello"]).output().unwrap();
+        assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(1), ""), "{flag}");
+        assert!(text(&output.stderr).contains(word), "{}", text(&output.stderr));
+    }
+}
+
+#[test]
 fn json_has_tokens_reason_and_figures() {
     let object = json(&["-m", "5", "--top-logprobs", "2", "Hello"]);
     assert_eq!(object["schema_version"], 1);

@@ -1,14 +1,16 @@
 //! The decode loop over tokens (`generate_step` of mlx-lm's generate.py): knows nothing about text.
 //!
 //! The prompt is fed in chunks up to its last token; that one is a step of its own, so that every step has the
-//! same shape. One step is always in flight: the next token is being computed while the current one is read.
+//! same shape. One step is always in flight: the next token is being computed while the current one is read. With a
+//! grammar the next step waits for the current token, and its mask is computed while the device computes its logits.
 
 use crate::cache::{LayerCache, maybe_quantize};
 use crate::mlx::cpu_ops::{self, in_prefill};
 use crate::mlx::random::RandomState;
 use crate::mlx::{self, Array, DeviceKind, memory};
 use crate::models::Model;
-use crate::sampling::{LogitsProcessors, PenaltyParams, RangeError, Sampler, SamplingParams};
+use crate::sampling::{LogitsProcessors, PenaltyParams, RangeError, Sampler, SamplingParams, mask};
+use crate::structured::grammar::{Grammar, GrammarError, Matcher};
 
 /// Prompt tokens fed at a time, unless asked otherwise.
 pub const PREFILL_STEP_SIZE: usize = 2048;
@@ -42,6 +44,8 @@ pub struct StepOptions {
     pub prefill_step_size: usize,
     /// Packing of the cache.
     pub kv_quantization: Option<KvQuantization>,
+    /// What the tokens must follow.
+    pub grammar: Option<Grammar>,
 }
 
 impl Default for StepOptions {
@@ -53,6 +57,7 @@ impl Default for StepOptions {
             seed: None,
             prefill_step_size: PREFILL_STEP_SIZE,
             kv_quantization: None,
+            grammar: None,
         }
     }
 }
@@ -66,6 +71,9 @@ pub enum StepError {
     /// A sampling parameter outside its range.
     #[error(transparent)]
     Range(#[from] RangeError),
+    /// The grammar cannot be followed.
+    #[error(transparent)]
+    Grammar(#[from] GrammarError),
     /// Nothing to continue from.
     #[error("the prompt is empty; generation needs at least one token")]
     EmptyPrompt,
@@ -121,6 +129,8 @@ pub struct Step {
     pub token: u32,
     /// Log-probabilities of the whole vocabulary, `[V]`, after processors, before the sampler's filters.
     pub logprobs: Array,
+    /// The grammar is complete and nothing can follow: this is the last token.
+    pub is_last: bool,
 }
 
 /// A generation in progress over one model and its caches.
@@ -129,6 +139,7 @@ pub struct TokenGenerator<'a> {
     caches: &'a mut Vec<LayerCache>,
     sampler: Sampler,
     processors: Option<LogitsProcessors>,
+    matcher: Option<Matcher>,
     rng: RandomState,
     max_tokens: Option<usize>,
     kv_quantization: Option<KvQuantization>,
@@ -175,6 +186,10 @@ impl<'a> TokenGenerator<'a> {
             caches,
             sampler: Sampler::new(&options.sampling, vocab_size)?,
             processors: LogitsProcessors::new(&options.penalties, vocab_size)?,
+            matcher: options
+                .grammar
+                .as_ref()
+                .map(|grammar| grammar.matcher(usize::try_from(vocab_size).unwrap_or(0))),
             rng: match options.seed {
                 Some(seed) => RandomState::from_seed(seed)?,
                 None => RandomState::from_clock()?,
@@ -227,12 +242,14 @@ impl<'a> TokenGenerator<'a> {
             return Ok(None);
         }
         let Some((token, logprobs)) = self.in_flight.take() else { return Ok(None) };
-        if cpu_ops::enabled() {
-            // A step that still runs holds the caches' buffers; the next would copy them instead of writing in place,
-            // which costs more than waiting once the kernels are fast.
-            token.eval()?;
+        if self.matcher.is_none() {
+            if cpu_ops::enabled() {
+                // A step that still runs holds the caches' buffers; the next would copy them instead of writing in
+                // place, which costs more than waiting once the kernels are fast.
+                token.eval()?;
+            }
+            self.dispatch(&token)?;
         }
-        self.dispatch(&token)?;
         let id = token.item_u32()?;
         if i64::from(id) >= i64::from(self.model.vocab_size()) {
             return Err(StepError::NanLogits);
@@ -244,7 +261,22 @@ impl<'a> TokenGenerator<'a> {
             memory::clear_cache()?;
         }
         self.generated += 1;
-        Ok(Some(Step { token: id, logprobs }))
+        let is_last = self.follow_grammar(id, &token)?;
+        Ok(Some(Step { token: id, logprobs, is_last }))
+    }
+
+    /// Tells the grammar which token was chosen, and only then starts the next step, whose mask depends on it.
+    /// Whether the grammar is complete.
+    fn follow_grammar(&mut self, id: u32, token: &Array) -> Result<bool, StepError> {
+        let Some(matcher) = &mut self.matcher else { return Ok(false) };
+        matcher.advance(id)?;
+        if matcher.is_finished() {
+            return Ok(true);
+        }
+        if self.max_tokens != Some(self.generated) {
+            self.dispatch(token)?;
+        }
+        Ok(false)
     }
 
     /// Feeds tokens `[n]` and starts computing the one that follows.
@@ -255,6 +287,11 @@ impl<'a> TokenGenerator<'a> {
         if let Some(processors) = &mut self.processors {
             processors.observe(tokens)?;
             logits = processors.apply(&logits)?;
+        }
+        if let Some(matcher) = &mut self.matcher {
+            // The device works on the logits meanwhile.
+            mlx::async_eval([&logits])?;
+            logits = mask::keep_allowed(&logits, &matcher.mask()?)?;
         }
         self.quantize_caches()?;
         let logprobs = logits.subtract(&logits.logsumexp_all(true)?)?;

@@ -13,7 +13,7 @@ use crate::tokenizer::{Detokenizer, Tokenizer};
 /// Why a reply ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// An end-of-sequence token or a stop string.
+    /// An end-of-sequence token, a stop string, or the end of the grammar.
     Stop,
     /// `max_tokens`.
     Length,
@@ -212,6 +212,10 @@ impl<'a> TextGenerator<'a> {
             None => None,
         };
         self.detokenizer.add_token(step.token);
+        if step.is_last {
+            self.finish = Some(FinishReason::Stop);
+            return self.drain(Some(step.token), logprobs);
+        }
         if self.max_tokens == Some(self.stats.generation_tokens) {
             self.finish = Some(FinishReason::Length);
             return self.drain(Some(step.token), logprobs);

@@ -1,12 +1,13 @@
 //! From logits to a token: processors, then a sampler, in mlx-lm's order (`sample_utils.py`).
 //!
 //! A step is: logits of the last position; [`LogitsProcessors`] (bias, repetition, presence, frequency);
-//! `logits - logsumexp(logits)`; [`Sampler`] (top-p, min-p, XTC, top-k, then temperature and a draw; or the
+//! the [`mask`] of a grammar; `logits - logsumexp(logits)`; [`Sampler`] (top-p, min-p, XTC, top-k, then temperature and a draw; or the
 //! HLG tone curve in place of all filters; or the arg-max at temperature 0). Order matters to results and is
 //! the contract.
 
 mod chain;
 mod hlg;
+pub mod mask;
 mod min_p;
 mod penalties;
 mod top_k;

@@ -41,6 +41,11 @@ pub enum TokenizerError {
     /// A token that the vocabulary does not have.
     #[error("`{0}` is not a token of this tokenizer; give one of its tokens or a token id")]
     UnknownToken(String),
+    /// Tokens have no bytes of their own.
+    #[error(
+        "the tokenizer's `{0}` decoder joins tokens by their neighbours; grammars need a byte-level or SentencePiece tokenizer"
+    )]
+    NoBytes(String),
     /// The tokenizer failed on a text.
     #[error("cannot tokenize the text: {0}")]
     Encode(String),

@@ -8,6 +8,7 @@ mod error;
 mod load;
 mod special;
 mod thinking;
+mod vocabulary_bytes;
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,6 +22,7 @@ pub use error::TokenizerError;
 pub use load::TokenizerParts;
 pub use special::SpecialTokens;
 pub use thinking::Thinking;
+pub use vocabulary_bytes::TokenBytes;
 
 /// A model's tokenizer.
 ///

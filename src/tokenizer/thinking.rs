@@ -48,6 +48,16 @@ impl Thinking {
         Ok(None)
     }
 
+    /// Whether a prompt ends inside reasoning: its last opening tag comes after its last closing one
+    /// (mlx_lm/server.py, `_tokenize`).
+    pub fn is_open(&self, prompt: &[u32]) -> bool {
+        let last = |tag: &[u32]| match tag.len() {
+            0 => None,
+            length => prompt.windows(length).rposition(|window| window == tag),
+        };
+        last(&self.start_tokens) > last(&self.end_tokens)
+    }
+
     fn new(start: &str, end: &str, start_tokens: Vec<u32>, end_tokens: Vec<u32>) -> Self {
         Self { start: start.to_owned(), end: end.to_owned(), start_tokens, end_tokens }
     }

@@ -63,6 +63,7 @@ impl ReplyArgs {
             seed: self.sampling.seed,
             stop: self.stop.clone(),
             logprobs: None,
+            constraint: None,
         })
     }
 }

@@ -173,6 +173,7 @@ fn step_options(cell: &Cell) -> Result<StepOptions> {
             group_size: kv.kv_group_size,
             start: kv.quantized_kv_start,
         }),
+        grammar: None,
     })
 }
 
