@@ -76,20 +76,41 @@ impl Attention {
     /// `[B, L, hidden_size]` to the same.
     pub fn forward(&self, x: &Array, mask: &Mask, cache: Option<&mut LayerCache>) -> Result<Array> {
         let args = &self.args;
-        let (queries, keys) = (self.q_proj.forward(x)?, self.k_proj.forward(x)?);
-        let values = split_heads(&self.v_proj.forward(x)?, args.n_kv_heads)?;
+        let (batch, length) = (x.dim(0), x.dim(1));
+        let rows = self.q_proj.rows(x)?;
+        let (queries, keys) = (self.q_proj.forward(&rows)?, self.k_proj.forward(&rows)?);
+        let values = split_heads(&self.v_proj.forward(&rows)?, batch, length, args.n_kv_heads)?;
         let offset = cache.as_ref().map_or(0, |cache| cache.offset());
-        let queries = self.place(&queries, args.n_heads, self.q_norm.as_ref(), offset)?;
-        let keys = self.place(&keys, args.n_kv_heads, self.k_norm.as_ref(), offset)?;
+        let place =
+            |x: &Array, heads, norm: Option<&RmsNorm>| self.place(x, batch, length, heads, norm, offset);
+        let queries = place(&queries, args.n_heads, self.q_norm.as_ref())?;
+        let keys = place(&keys, args.n_kv_heads, self.k_norm.as_ref())?;
         let output = match &self.kernels {
             Some(kernels) => attend_ours(kernels, &queries, &keys, &values, cache, args.scale, mask)?,
-            None => merge_heads(&attend(&queries, &keys, &values, cache, args.scale, mask)?)?,
+            None => {
+                let heads = attend(&queries, &keys, &values, cache, args.scale, mask)?;
+                // `[B, heads, L, dim]` to the rows of `x`.
+                let mut shape = rows.shape().to_vec();
+                if let Some(last) = shape.last_mut() {
+                    *last = -1;
+                }
+                heads.transpose(&[0, 2, 1, 3])?.reshape(&shape)?
+            }
         };
-        self.o_proj.forward(&output)
+        let out = self.o_proj.forward(&output)?;
+        if out.ndim() == x.ndim() { Ok(out) } else { out.reshape(x.shape()) }
     }
 
-    /// Norms and rotates projected heads, `[B, L, heads * dim]` to `[B, heads, L, dim]`.
-    fn place(&self, x: &Array, heads: i32, norm: Option<&RmsNorm>, offset: i32) -> Result<Array> {
+    /// Norms and rotates projected heads, `[…, heads * dim]` of `B * L` rows to `[B, heads, L, dim]`.
+    fn place(
+        &self,
+        x: &Array,
+        batch: i32,
+        length: i32,
+        heads: i32,
+        norm: Option<&RmsNorm>,
+        offset: i32,
+    ) -> Result<Array> {
         let rope = &self.args.rope;
         if self.kernels.is_some() {
             // Our norm and rotation take heads where they lie.
@@ -98,7 +119,7 @@ impl Attention {
                 None => rope.forward_tokens(x, heads, offset),
             };
         }
-        let x = split_heads(x, heads)?;
+        let x = split_heads(x, batch, length, heads)?;
         match norm {
             Some(norm) => rope.forward(&norm.forward(&x)?, offset),
             None => rope.forward(&x, offset),
@@ -106,14 +127,9 @@ impl Attention {
     }
 }
 
-/// `[B, L, heads * dim]` to `[B, heads, L, dim]`.
-fn split_heads(x: &Array, heads: i32) -> Result<Array> {
-    x.reshape(&[x.dim(0), x.dim(1), heads, -1])?.transpose(&[0, 2, 1, 3])
-}
-
-/// `[B, heads, L, dim]` to `[B, L, heads * dim]`.
-fn merge_heads(x: &Array) -> Result<Array> {
-    x.transpose(&[0, 2, 1, 3])?.reshape(&[x.dim(0), x.dim(2), -1])
+/// `[…, heads * dim]` of `B * L` rows to `[B, heads, L, dim]`.
+fn split_heads(x: &Array, batch: i32, length: i32, heads: i32) -> Result<Array> {
+    x.reshape(&[batch, length, heads, -1])?.transpose(&[0, 2, 1, 3])
 }
 
 /// The mask for hidden states `h`, `[B, L, D]` (`create_attention_mask` of base.py); built once a layer kind.

@@ -63,12 +63,14 @@ impl GatedMlp {
 
     /// `[…, hidden_size]` to the same.
     pub fn forward(&self, x: &Array) -> Result<Array> {
-        let (gate, up) = (self.gate_proj.forward(x)?, self.up_proj.forward(x)?);
+        let rows = self.gate_proj.rows(x)?;
+        let (gate, up) = (self.gate_proj.forward(&rows)?, self.up_proj.forward(&rows)?);
         let product = match (&self.kernels, self.gate) {
             (Some(kernels), gate_kind) => kernels.activate_gated(gate_kind.activation(), &gate, &up)?,
             (None, Gate::SwiGlu) => swiglu(&gate, &up)?,
             (None, Gate::GeGlu) => gelu_approx(&gate)?.multiply(&up)?,
         };
-        self.down_proj.forward(&product)
+        let out = self.down_proj.forward(&product)?;
+        if out.ndim() == x.ndim() { Ok(out) } else { out.reshape(x.shape()) }
     }
 }
