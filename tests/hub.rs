@@ -9,4 +9,5 @@ mod stand_in;
 mod hub {
     mod download;
     mod support;
+    mod upload;
 }

@@ -16,6 +16,7 @@ mod progress;
 mod settings;
 mod store;
 mod transfer;
+mod upload;
 mod url;
 
 pub use digest::ContentId;
@@ -25,3 +26,4 @@ pub use http::HubClient;
 pub use listing::{RepoFile, RepoListing};
 pub use progress::TransferProgress;
 pub use settings::{HubSettings, Retry, Token};
+pub use upload::{UploadRequest, Uploaded};

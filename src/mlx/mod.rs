@@ -11,6 +11,7 @@ pub mod cpu;
 
 pub mod cpu_ops;
 mod device;
+mod device_info;
 mod dtype;
 mod error;
 pub mod fast;
@@ -26,6 +27,7 @@ mod tensor;
 pub use array::Array;
 pub use compile::{Compiled, compile_available, set_compile};
 pub use device::{DeviceKind, async_eval, default_device, eval, set_default_device, synchronize, version};
+pub use device_info::{DeviceInfo, device_info};
 pub use dtype::Dtype;
 pub use error::{Error, Result};
 pub use quantized::{dequantize, quantize, quantized_matmul};

@@ -1,0 +1,71 @@
+//! Which model is meant: by a path, a repository's id, part of a name, or nothing at all. Never asks the network.
+
+use std::path::Path;
+
+use super::error::QueryError;
+use super::fit::pick;
+use super::machine::Machine;
+use super::model::{Filter, Model};
+use super::Registry;
+use crate::checkpoint::environment::Environment;
+use crate::checkpoint::hub_cache::HubCacheError;
+use crate::checkpoint::source::{ModelSource, ResolvedModel, SourceError, resolve_model};
+
+/// Why no model is meant.
+#[derive(Debug, thiserror::Error)]
+pub enum SelectError {
+    /// As a path or repository id.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// As part of a name.
+    #[error(transparent)]
+    Query(#[from] QueryError),
+}
+
+/// Finds the model that an argument names: what [`resolve_model`] finds, else the one model of the registry whose
+/// name or type has the argument in it. Without an argument it is the starter model, else the best that is there.
+///
+/// # Errors
+/// There is no such model, or several; or its cached copy is incomplete.
+pub fn select_model(argument: Option<&str>, environment: &Environment) -> Result<ResolvedModel, SelectError> {
+    let error = match resolve_model(argument, environment) {
+        Ok(found) => return Ok(found),
+        Err(error) => error,
+    };
+    match (&error, argument) {
+        (SourceError::NotAModel { .. } | SourceError::Hub(HubCacheError::NotCached { .. }), Some(query)) => {
+            match query_model(query, environment) {
+                Some(Ok(model)) => Ok(resolved(model)),
+                Some(Err(ambiguous @ QueryError::Ambiguous { .. })) => Err(ambiguous.into()),
+                _ => Err(error.into()),
+            }
+        }
+        (SourceError::NoStarter { .. }, None) => {
+            let models = models(environment).unwrap_or_default();
+            let picked = pick(&models, Machine::memory_here()).cloned();
+            picked.map(resolved).ok_or_else(|| error.into())
+        }
+        _ => Err(error.into()),
+    }
+}
+
+/// The registry's answer to a query, after a look at what has changed. `None` when there is no registry: whoever
+/// asks has a better error to tell.
+fn query_model(query: &str, environment: &Environment) -> Option<Result<Model, QueryError>> {
+    let mut registry = Registry::open(environment).ok()?;
+    registry.scan().ok()?;
+    registry.resolve(query).ok()
+}
+
+fn models(environment: &Environment) -> Option<Vec<Model>> {
+    let mut registry = Registry::open(environment).ok()?;
+    registry.scan().ok()?;
+    registry.models(&Filter::default()).ok()
+}
+
+fn resolved(model: Model) -> ResolvedModel {
+    let is_file = Path::new(&model.path).is_file();
+    let repo_id = model.revision.is_some().then_some(model.repo_id);
+    let source = if is_file { ModelSource::Gguf(model.path) } else { ModelSource::Snapshot(model.path) };
+    ResolvedModel { source, repo_id, revision: model.revision }
+}
