@@ -1,13 +1,14 @@
 //! Which model is meant: by a path, a repository's id, part of a name, or nothing at all. Never asks the network.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::error::QueryError;
 use super::fit::pick;
 use super::machine::Machine;
 use super::model::{Filter, Model};
-use super::Registry;
+use super::{Registry, facts};
 use crate::checkpoint::environment::Environment;
+use crate::checkpoint::error::shown_path;
 use crate::checkpoint::hub_cache::HubCacheError;
 use crate::checkpoint::source::{ModelSource, ResolvedModel, SourceError, resolve_model};
 
@@ -20,6 +21,14 @@ pub enum SelectError {
     /// As part of a name.
     #[error(transparent)]
     Query(#[from] QueryError),
+    /// What was found is no model.
+    #[error("{}: {problem}", shown_path(path))]
+    Unreadable {
+        /// What was found.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
 }
 
 /// Finds the model that an argument names: what [`resolve_model`] finds, else the one model of the registry whose
@@ -47,6 +56,22 @@ pub fn select_model(argument: Option<&str>, environment: &Environment) -> Result
         }
         _ => Err(error.into()),
     }
+}
+
+/// As [`select_model`] for a model that is only looked at: its facts, whether it is in the registry or not.
+///
+/// # Errors
+/// There is no such model, or several; or it cannot be read.
+pub fn select_entry(argument: &str, environment: &Environment) -> Result<Model, SelectError> {
+    let found = select_model(Some(argument), environment)?;
+    let path = found.source.path();
+    let name = || path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+    let repo_id = found.repo_id.clone().unwrap_or_else(name);
+    let facts = match &found.source {
+        ModelSource::Gguf(file) => facts::of_gguf(file, &repo_id),
+        ModelSource::Snapshot(directory) => facts::of_directory(directory, &repo_id, &|path| path.exists()),
+    };
+    facts.map_err(|problem| SelectError::Unreadable { path: path.to_owned(), problem })
 }
 
 /// The registry's answer to a query, after a look at what has changed. `None` when there is no registry: whoever

@@ -26,7 +26,7 @@ fn the_layout_is_huggingface_hubs() {
         (format!("blobs/{config}"), "22 bytes".to_owned()),
         (format!("blobs/{readme}"), "21 bytes".to_owned()),
         (format!("blobs/{}", git_sha1(sub)), "2 bytes".to_owned()),
-        (format!("blobs/{}", sha256(&weights())), "1200000 bytes".to_owned()),
+        (format!("blobs/{}", sha256(&weights())), "120000 bytes".to_owned()),
         ("refs/main".to_owned(), "40 bytes".to_owned()),
         (snapshot("config.json"), format!("-> ../../blobs/{config}")),
         (snapshot("README.md"), format!("-> ../../blobs/{readme}")),
@@ -110,7 +110,7 @@ fn a_gated_repository_says_what_to_do() {
 fn a_cut_connection_is_resumed() {
     let world = World::new();
     let (_, object) = World::weight_paths();
-    world.storage.faults(&object, [Fault::CutAfter(1000), Fault::CutAfter(500_000), Fault::CutAfter(1)]);
+    world.storage.faults(&object, [Fault::CutAfter(1000), Fault::CutAfter(50_000), Fault::CutAfter(1)]);
     let got = world.get().unwrap();
     assert_eq!(got.transferred, got.bytes);
     assert_eq!(fs::read(got.path.join("model.safetensors")).unwrap(), weights());
@@ -127,8 +127,8 @@ fn a_connection_that_never_lasts_leaves_what_there_is() {
     world.storage.faults(&object, [Fault::CutAfter(1000)]);
     world.storage.always(&object, Fault::CutAfter(0));
     let error = world.get().unwrap_err();
-    assert!(matches!(error, HubError::Short { have: 1000, size: 1_200_000, .. }), "{error}");
-    assert!(error.to_string().contains("1000 of 1200000 bytes"), "{error}");
+    assert!(matches!(error, HubError::Short { have: 1000, size: 120_000, .. }), "{error}");
+    assert!(error.to_string().contains("1000 of 120000 bytes"), "{error}");
     let partial = world.repo().join("blobs").join(format!("{}.incomplete", sha256(&weights())));
     assert_eq!(fs::metadata(&partial).unwrap().len(), 1000);
     assert!(!world.repo().join("refs").exists());
@@ -143,12 +143,13 @@ fn a_connection_that_never_lasts_leaves_what_there_is() {
 
 #[test]
 fn a_stalled_connection_is_given_up_and_resumed() {
-    let world = World::new();
+    let mut world = World::new();
+    world.settings.download_timeout = Duration::from_secs(1);
     let (_, object) = World::weight_paths();
-    world.storage.faults(&object, [Fault::StallAfter(2000, Duration::from_secs(5))]);
+    world.storage.faults(&object, [Fault::StallAfter(2000, Duration::from_secs(30))]);
     let started = Instant::now();
     world.get().unwrap();
-    assert!(started.elapsed() < Duration::from_secs(4));
+    assert!(started.elapsed() < Duration::from_secs(20));
     assert_eq!(world.storage.seen()[1].header("range"), Some("bytes=2000-"));
 }
 
@@ -176,7 +177,7 @@ fn a_retry_that_is_asked_for_has_a_limit() {
     world.hub.always(path, Fault::Status(429, vec![("Retry-After", "86400".into())]));
     let started = Instant::now();
     assert!(world.get().is_err());
-    assert!(started.elapsed() < Duration::from_secs(6));
+    assert!(started.elapsed() < Duration::from_secs(60));
 }
 
 #[test]
@@ -213,7 +214,7 @@ fn a_broken_partial_file_is_fetched_anew() {
     let blobs = world.repo().join("blobs");
     fs::create_dir_all(&blobs).unwrap();
     let partial = blobs.join(format!("{}.incomplete", sha256(&weights())));
-    for left in [vec![1; 1000], vec![2; 1_200_000], vec![3; 2_000_000]] {
+    for left in [vec![1; 1000], vec![2; 120_000], vec![3; 200_000]] {
         fs::write(&partial, &left).unwrap();
         let got = world.get().unwrap();
         assert_eq!(fs::read(got.path.join("model.safetensors")).unwrap(), weights());
@@ -233,10 +234,10 @@ fn lengths_that_lie() {
 
     // More than there are, once and for ever.
     fs::remove_dir_all(world.repo()).unwrap();
-    world.storage.faults(&object, [Fault::Length(1_200_001)]);
-    assert!(matches!(world.get().unwrap_err(), HubError::WrongLength { sent: 1_200_001, .. }));
+    world.storage.faults(&object, [Fault::Length(120_001)]);
+    assert!(matches!(world.get().unwrap_err(), HubError::WrongLength { sent: 120_001, .. }));
     // A listing that says less or more than there is.
-    for listed in [1_000_000, 1_300_000] {
+    for listed in [100_000, 130_000] {
         world.hub.lie_about_size("model.safetensors", listed);
         let error = world.get().unwrap_err().to_string();
         assert!(error.contains(&listed.to_string()), "{error}");
@@ -250,8 +251,10 @@ fn a_file_that_changes_between_tries_is_noticed() {
     let (hub, object) = World::weight_paths();
     let mut other = weights();
     other.reverse();
-    world.storage.faults(&object, [Fault::CutAfter(1000), Fault::Body(other.clone()), Fault::Body(other)]);
-    assert!(matches!(world.get().unwrap_err(), HubError::Mismatch { .. } | HubError::WrongLength { .. }));
+    // The second part is of another file, and so is all of the third answer.
+    let rest = other[1000..].to_vec();
+    world.storage.faults(&object, [Fault::CutAfter(1000), Fault::Body(rest), Fault::Body(other)]);
+    assert!(matches!(world.get().unwrap_err(), HubError::Mismatch { .. }));
     assert_eq!(fs::read(world.get().unwrap().path.join("model.safetensors")).unwrap(), weights());
 
     // The hub says itself that it is another one.
@@ -400,7 +403,7 @@ fn a_hub_that_is_not_there_is_given_up_soon() {
     let error = world.get().unwrap_err();
     assert!(matches!(error, HubError::Unreachable { .. }), "{error}");
     assert!(error.to_string().starts_with("listing org/name@main failed: no answer from 127.0.0.1: "), "{error}");
-    assert!(started.elapsed() < Duration::from_secs(2));
+    assert!(started.elapsed() < Duration::from_secs(8));
 }
 
 #[test]
@@ -481,12 +484,12 @@ fn a_cancelled_download_keeps_what_it_has() {
             self.0.fetch_add(bytes, Ordering::SeqCst);
         }
         fn is_cancelled(&self) -> bool {
-            self.0.load(Ordering::SeqCst) > 100_000
+            self.0.load(Ordering::SeqCst) > 10_000
         }
     }
     let world = World::new();
     let (_, object) = World::weight_paths();
-    world.storage.always(&object, Fault::Slow(50_000, Duration::from_millis(20)));
+    world.storage.always(&object, Fault::Slow(5_000, Duration::from_millis(20)));
     let error = world.client().download(&request(), &Stop(AtomicU64::new(0))).unwrap_err();
     assert!(matches!(error, HubError::Cancelled), "{error}");
     world.storage.forgive();

@@ -34,8 +34,8 @@ impl World {
             token: Token::new("hf_secret"),
             offline: false,
             cache: HubCache::at(home.path().join("hub")),
-            metadata_timeout: Duration::from_secs(2),
-            download_timeout: Duration::from_millis(400),
+            metadata_timeout: Duration::from_secs(10),
+            download_timeout: Duration::from_secs(10),
             certificates: None,
             retry: Retry { tries: 3, wait: Duration::from_millis(1), longest: Duration::from_secs(2) },
         };
@@ -67,7 +67,7 @@ pub fn request() -> DownloadRequest {
 
 /// Bytes that differ everywhere.
 pub fn weights() -> Vec<u8> {
-    (0..300_000u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect()
+    (0..30_000u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect()
 }
 
 /// Every file below a directory with its bytes; links are marked with where they lead.

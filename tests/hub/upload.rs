@@ -46,7 +46,7 @@ fn a_folder_becomes_one_commit() {
     world.hub.require_token("hf_secret");
     let sent = upload(&world, &folder(&world)).unwrap();
     assert_eq!(sent.commit, OTHER_COMMIT);
-    assert_eq!((sent.files, sent.transferred), (3, 1_200_000));
+    assert_eq!((sent.files, sent.transferred), (3, 120_000));
     assert_eq!(world.storage.objects()[&sha256(&weights())], weights());
 
     let lines = commit_lines(&world);
@@ -81,14 +81,14 @@ fn what_the_hub_has_is_not_sent_again() {
 #[test]
 fn large_files_go_in_parts() {
     let world = World::new();
-    world.hub.part_size(500_000);
+    world.hub.part_size(50_000);
     let sent = upload(&world, &folder(&world)).unwrap();
-    assert_eq!(sent.transferred, 1_200_000);
+    assert_eq!(sent.transferred, 120_000);
     assert_eq!(world.storage.objects()[&sha256(&weights())], weights());
     let seen = world.storage.seen();
     let lengths: Vec<_> =
         seen.iter().filter(|seen| seen.method == "PUT").map(|seen| seen.body.len()).collect();
-    assert_eq!(lengths, [500_000, 500_000, 200_000]);
+    assert_eq!(lengths, [50_000, 50_000, 20_000]);
     let complete = seen.iter().find(|seen| seen.path.starts_with("/complete/")).unwrap().json();
     assert_eq!(complete["parts"][2]["partNumber"], 3);
     assert_eq!(complete["parts"][2]["etag"], "\"etag-3\"");
@@ -97,7 +97,7 @@ fn large_files_go_in_parts() {
 #[test]
 fn storage_that_stumbles_gets_the_part_again() {
     let world = World::new();
-    world.hub.part_size(500_000);
+    world.hub.part_size(50_000);
     let part = format!("/parts/{}/2", sha256(&weights()));
     world.storage.faults(&part, [Fault::Status(500, vec![]), Fault::Status(503, vec![])]);
     upload(&world, &folder(&world)).unwrap();

@@ -37,7 +37,8 @@ fn three_models() -> Cache {
 
 #[test]
 fn models_are_listed_smallest_first() {
-    let registry = scanned(&three_models());
+    let cache = three_models();
+    let registry = scanned(&cache);
     assert_eq!(names(&registry, &Filter::default()), ["org/small-llama", "other/qwen", "org/Big-Llama"]);
     let query = |text: &str| Filter { query: Some(text.to_owned()), ..Filter::default() };
     assert_eq!(names(&registry, &query("LLAMA")), ["org/small-llama", "org/Big-Llama"]);

@@ -66,6 +66,8 @@ pub struct RemoteFile {
     pub bytes: Vec<u8>,
     /// Whether it is stored as a large file, named by SHA-256 and served by the other host.
     pub lfs: bool,
+    sha256: String,
+    git_sha1: String,
 }
 
 #[derive(Default)]
@@ -130,7 +132,7 @@ impl StandIn {
     }
 
     pub fn add_at(&self, storage: &StandIn, repo: &str, commit: &str, path: &str, bytes: &[u8], lfs: bool) {
-        let file = RemoteFile { bytes: bytes.to_vec(), lfs };
+        let file = RemoteFile { bytes: bytes.to_vec(), lfs, sha256: sha256(bytes), git_sha1: git_sha1(bytes) };
         let mut state = self.lock();
         state.revisions.insert((repo.to_owned(), commit.to_owned()), commit.to_owned());
         state.files.entry((repo.to_owned(), commit.to_owned())).or_default().insert(path.to_owned(), file);
@@ -278,9 +280,9 @@ impl StandIn {
             .iter()
             .map(|(path, file)| {
                 let size = state.listed_sizes.get(path).copied().unwrap_or(file.bytes.len() as u64);
-                let mut sibling = json!({"rfilename": path, "size": size, "blobId": git_sha1(&file.bytes)});
+                let mut sibling = json!({"rfilename": path, "size": size, "blobId": file.git_sha1});
                 if file.lfs {
-                    sibling["lfs"] = json!({"sha256": sha256(&file.bytes), "size": size, "pointerSize": 130});
+                    sibling["lfs"] = json!({"sha256": file.sha256, "size": size, "pointerSize": 130});
                 }
                 sibling
             })
@@ -293,10 +295,10 @@ impl StandIn {
         let files = state.files.get(&(repo.to_owned(), commit.to_owned()));
         let Some(file) = files.and_then(|files| files.get(path)) else { return Reply::status(404) };
         if !file.lfs {
-            let tag = vec![("ETag".to_owned(), format!("\"{}\"", git_sha1(&file.bytes)))];
+            let tag = vec![("ETag".to_owned(), format!("\"{}\"", file.git_sha1))];
             return ranged(&file.bytes, seen, ignore_range, tag);
         }
-        let hash = sha256(&file.bytes);
+        let hash = &file.sha256;
         let storage = state.storage.clone().unwrap_or_default();
         let headers = vec![
             ("Location".to_owned(), format!("{storage}/objects/{hash}")),

@@ -7,6 +7,7 @@ pub mod numerics;
 pub mod prompt;
 pub mod range;
 pub mod sampling;
+pub mod size;
 pub mod stopping;
 pub mod template;
 

@@ -9,9 +9,14 @@ use crate::error::Complaint;
 pub struct ModelArgs {
     /// The model: a folder, a .gguf file, or the id of a model in the Hugging Face cache
     ///
-    /// Left out, it is that of the variable MLX_BUN_MODEL, else the starter model that `scripts/mlx-bun` fetches.
+    /// Part of an id is enough where only one model has it. Left out, it is that of `--query`, then that of the
+    /// variable MLX_BUN_MODEL, else the starter model that `scripts/mlx-bun` fetches, else the best model there is.
     #[arg(short = 'M', long, value_name = "MODEL")]
     pub model: Option<String>,
+
+    /// Part of the model's name, when `--model` is not given
+    #[arg(long, value_name = "TEXT", hide_short_help = true)]
+    pub query: Option<String>,
 
     /// Refused: code that a model ships is never run
     #[arg(long, hide_short_help = true)]
@@ -30,11 +35,19 @@ impl ModelArgs {
             )
             .hint("leave the flag out; the supported families are built in"));
         }
-        match self.model.as_deref() {
+        match self.model.as_deref().or(self.query.as_deref()) {
             Some("") => Err(Complaint::usage("`--model` is empty")
                 .hint("name a folder, a .gguf file or a hub id, or leave it out for the starter model")),
             Some(model) => Ok(Some(model.to_owned())),
             None => Ok(env::get(env::MLX_BUN_MODEL).filter(|_| environment)),
         }
+    }
+
+    /// The model that `--model` names.
+    ///
+    /// # Errors
+    /// `--trust-remote-code`, or an empty name.
+    pub fn explicit(&self) -> Result<Option<String>, Complaint> {
+        Self { query: None, ..self.clone() }.resolve(false)
     }
 }
