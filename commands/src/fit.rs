@@ -110,7 +110,9 @@ fn chosen(named: Option<&str>, must_be_one: bool) -> anyhow::Result<Vec<Model>> 
         return Ok(vec![select_entry(named, &environment)?]);
     }
     if must_be_one {
-        return Err(Complaint::usage("`--skus` is about one model").hint("name it: mlx-bun fit QUERY --skus").into());
+        return Err(Complaint::usage("`--skus` is about one model")
+            .hint("name it: mlx-bun fit QUERY --skus")
+            .into());
     }
     let mut registry = Registry::open(&environment)?;
     registry.scan()?;

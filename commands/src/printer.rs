@@ -208,7 +208,8 @@ impl Printer {
     /// A bar over so many bytes, with speed and time left; it draws nothing when progress is off.
     pub fn transfer(&self, label: &'static str, total: u64) -> Progress {
         let progress = self.progress(label, total);
-        let template = "{msg} {wide_bar} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta} left";
+        let template =
+            "{msg} {wide_bar} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta} left";
         if let (Some(bar), Ok(style)) = (&progress.0, ProgressStyle::with_template(template)) {
             bar.set_style(style);
         }

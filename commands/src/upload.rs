@@ -40,7 +40,12 @@ pub struct UploadArgs {
     revision: String,
 
     /// The commit's message
-    #[arg(long, visible_alias = "commit-message", value_name = "TEXT", default_value = "Upload with mlx-bun")]
+    #[arg(
+        long,
+        visible_alias = "commit-message",
+        value_name = "TEXT",
+        default_value = "Upload with mlx-bun"
+    )]
     message: String,
 
     /// Only files that match this pattern; can be given several times

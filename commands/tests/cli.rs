@@ -183,7 +183,9 @@ fn short_help_of_generate_is_for_newcomers() {
 
 #[test]
 fn long_help_of_every_verb_has_examples() {
-    for verb in ["generate", "chat", "cache-prompt", "get", "ls", "scan", "fit", "gc", "upload", "completions", "man"] {
+    for verb in
+        ["generate", "chat", "cache-prompt", "get", "ls", "scan", "fit", "gc", "upload", "completions", "man"]
+    {
         let output = String::from_utf8(mlx_bun(&[verb, "--help"]).output().unwrap().stdout).unwrap();
         assert!(output.contains("Example"), "{verb}");
         assert!(output.contains(&format!("mlx-bun {verb}")), "{verb}");

@@ -157,7 +157,10 @@ fn a_query_renews_what_is_there() {
     assert_eq!(world.said(&["ls"]).lines().count(), 2);
 
     let plan = world.said(&["gc"]);
-    assert!(plan.starts_with(&format!("old snapshot  org/tiny-llama@{COMMIT}\n1 snapshots, 0 files: 0 B\n")), "{plan}");
+    assert!(
+        plan.starts_with(&format!("old snapshot  org/tiny-llama@{COMMIT}\n1 snapshots, 0 files: 0 B\n")),
+        "{plan}"
+    );
     assert!(world.repo().join("snapshots").join(COMMIT).is_dir());
     world.said(&["gc", "--yes", "--dry-run"]);
     assert!(world.repo().join("snapshots").join(COMMIT).is_dir());
@@ -173,15 +176,25 @@ fn errors_of_the_hub_have_a_hint() {
     let world = World::new();
     world.hub.require_token("hf_good");
     let error = world.refused(1, &["get", REPO]);
-    assert!(error.starts_with("error: listing org/tiny-llama@main failed (HTTP 401): Access is restricted\nhint: "));
+    assert!(
+        error.starts_with(
+            "error: listing org/tiny-llama@main failed (HTTP 401): Access is restricted\nhint: "
+        )
+    );
     assert!(error.contains("HF_TOKEN"), "{error}");
     let output = world.command(&["get", REPO]).env("HF_TOKEN", "hf_good").output().unwrap();
     assert!(output.status.success());
     let error = world.refused(1, &["get", "no-such-model"]);
-    assert_eq!(error, "error: no model matches `no-such-model`\nhint: give the id of a model on the hub, like org/name\n");
+    assert_eq!(
+        error,
+        "error: no model matches `no-such-model`\nhint: give the id of a model on the hub, like org/name\n"
+    );
     let offline = world.command(&["get", "org/other"]).env("HF_HUB_OFFLINE", "1").output().unwrap();
     let error = String::from_utf8(offline.stderr).unwrap();
-    assert!(error.contains("org/other@main is not on this machine and HF_HUB_OFFLINE is set\nhint: "), "{error}");
+    assert!(
+        error.contains("org/other@main is not on this machine and HF_HUB_OFFLINE is set\nhint: "),
+        "{error}"
+    );
     let endpoint = world.command(&["get", REPO]).env("HF_ENDPOINT", "nonsense").output().unwrap();
     assert_eq!(endpoint.status.code(), Some(2));
 }
@@ -218,7 +231,8 @@ fn killed_in_a_loop() {
     let snapshot = world.repo().join("snapshots").join(COMMIT);
     assert_eq!(fs::read(snapshot.join("model.safetensors")).unwrap(), weights());
     assert_eq!(fs::read_to_string(world.repo().join("refs/main")).unwrap(), COMMIT);
-    let blobs: Vec<_> = fs::read_dir(world.repo().join("blobs")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    let blobs: Vec<_> =
+        fs::read_dir(world.repo().join("blobs")).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(blobs.len(), 2, "{blobs:?}");
     let resumed = world.storage.seen().iter().filter(|seen| seen.header("range").is_some()).count();
     assert!(resumed > 0, "no run went on where another stopped");
@@ -268,7 +282,10 @@ fn a_folder_is_uploaded() {
     fs::write(folder.join("model.safetensors"), [7; 5000]).unwrap();
     let arguments = ["upload", "--path", folder.to_str().unwrap(), "--upload-repo", "me/mine", "--private"];
     let error = world.refused(1, &arguments);
-    assert_eq!(error, "error: no Hugging Face token is set\nhint: set HF_TOKEN to a token with write access\n");
+    assert_eq!(
+        error,
+        "error: no Hugging Face token is set\nhint: set HF_TOKEN to a token with write access\n"
+    );
     assert!(world.hub.seen().is_empty());
     let output = world.command(&arguments).env("HF_TOKEN", "hf_x").output().unwrap();
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "https://hub/commit\n");

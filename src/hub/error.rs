@@ -179,10 +179,7 @@ impl HubError {
         }
     }
 
-    pub(crate) fn io(
-        doing: &'static str,
-        path: impl Into<PathBuf>,
-    ) -> impl FnOnce(io::Error) -> HubError {
+    pub(crate) fn io(doing: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> HubError {
         let path = path.into();
         move |cause| Self::Io { doing, path, cause }
     }

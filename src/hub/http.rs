@@ -202,7 +202,8 @@ impl HubClient {
     }
 
     fn next_url(&self, from: &str, location: &str) -> Result<String, String> {
-        let next = join(from, location).ok_or_else(|| format!("redirected to `{location}`, no web address"))?;
+        let next =
+            join(from, location).ok_or_else(|| format!("redirected to `{location}`, no web address"))?;
         let encrypted = |url: &str| origin(url).is_some_and(|origin| origin.https);
         match encrypted(from) && !encrypted(&next) {
             true => Err(format!("redirected from https to `{next}`, which is not encrypted")),
@@ -211,9 +212,8 @@ impl HubClient {
     }
 
     fn once(&self, call: &Call, url: &str) -> Result<Response<Body>, Failure> {
-        let malformed = |problem: String| {
-            Failure::Final(HubError::Malformed { action: call.action.to_owned(), problem })
-        };
+        let malformed =
+            |problem: String| Failure::Final(HubError::Malformed { action: call.action.to_owned(), problem });
         let to = origin(url).ok_or_else(|| malformed(format!("`{url}` is no web address")))?;
         let mut request = Request::builder().method(call.method).uri(url);
         for (name, value) in &call.headers {
@@ -225,9 +225,10 @@ impl HubClient {
             request = request.header("Authorization", token.header());
         }
         let network = |error: ureq::Error| {
-            let connected =
-                !matches!(error, ureq::Error::HostNotFound | ureq::Error::ConnectionFailed | ureq::Error::Tls(_))
-                    && !matches!(&error, ureq::Error::Io(cause) if never_connected(cause));
+            let connected = !matches!(
+                error,
+                ureq::Error::HostNotFound | ureq::Error::ConnectionFailed | ureq::Error::Tls(_)
+            ) && !matches!(&error, ureq::Error::Io(cause) if never_connected(cause));
             Failure::Network { host: to.host.clone(), cause: error.to_string(), connected }
         };
         match &call.payload {
@@ -282,7 +283,9 @@ impl HubClient {
                 "it is gated, private or not there; set HF_TOKEN if you have access".to_owned()
             }
             (401, _) => "the token is not accepted; set HF_TOKEN to a valid one".to_owned(),
-            (403, _) => "the token has no access to this; see its rights on the hub's settings page".to_owned(),
+            (403, _) => {
+                "the token has no access to this; see its rights on the hub's settings page".to_owned()
+            }
             (404, _) => "check the id and the revision; a private repository needs HF_TOKEN".to_owned(),
             (413, _) => "the file is too large for this way of sending".to_owned(),
             (429, _) => "too many requests; wait a little".to_owned(),
@@ -321,7 +324,8 @@ fn complaint_text(body: Body, headers: &HeaderMap) -> String {
     let _ = body.into_reader().take(LONGEST_COMPLAINT).read_to_end(&mut text);
     let parsed: Option<serde_json::Value> = serde_json::from_slice(&text).ok();
     let field = |name| parsed.as_ref()?.get(name)?.as_str().map(str::to_owned);
-    let text = field("error").or_else(|| field("message")).unwrap_or_else(|| String::from_utf8_lossy(&text).into());
+    let text =
+        field("error").or_else(|| field("message")).unwrap_or_else(|| String::from_utf8_lossy(&text).into());
     if text.trim().is_empty() { "no reason given".to_owned() } else { text.trim().to_owned() }
 }
 

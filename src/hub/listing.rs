@@ -133,7 +133,8 @@ mod tests {
         for path in ["config.json", "sub/dir/a.b", ".gitattributes", "..a", "größe"] {
             assert!(is_safe_path(path), "{path}");
         }
-        for path in ["", ".", "..", "../a", "/a", "a/../b", "a/", "a//b", "./a", "a\\b", "c:a", "a\0", "a\nb"] {
+        for path in ["", ".", "..", "../a", "/a", "a/../b", "a/", "a//b", "./a", "a\\b", "c:a", "a\0", "a\nb"]
+        {
             assert!(!is_safe_path(path), "{path}");
         }
     }

@@ -90,7 +90,8 @@ impl HubSettings {
                 problem: "expected an address like https://huggingface.co",
             });
         }
-        let offline = ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"].iter().any(|name| is_true(environment, name));
+        let offline =
+            ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"].iter().any(|name| is_true(environment, name));
         Ok(Self {
             endpoint,
             token: download_token(environment),
@@ -208,7 +209,8 @@ mod tests {
         assert_eq!(token(&[("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")]), None);
 
         fs::write(home.path().join(".mlx-bun/hf.json"), r#"{"token":"saved","savedAt":"x"}"#).unwrap();
-        let environment = Environment::from_pairs(variables.into_iter().chain([("HF_TOKEN", "from_variable")]));
+        let environment =
+            Environment::from_pairs(variables.into_iter().chain([("HF_TOKEN", "from_variable")]));
         let upload = HubSettings::from_environment(&environment).unwrap().with_upload_token(&environment);
         assert_eq!(upload.token, Token::new("saved"));
         assert!(!format!("{upload:?}").contains("saved"));

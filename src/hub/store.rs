@@ -53,7 +53,8 @@ impl<'a> RepoStore<'a> {
     /// Whether the blob is there with its right size, in the repository or in the cache's shared store.
     pub(super) fn has(&self, file: &RepoFile) -> bool {
         let blob = self.blob(file);
-        let right_size = fs::metadata(&blob).is_ok_and(|metadata| metadata.is_file() && metadata.len() == file.size);
+        let right_size =
+            fs::metadata(&blob).is_ok_and(|metadata| metadata.is_file() && metadata.len() == file.size);
         right_size && self.is_inside(&blob)
     }
 
@@ -69,8 +70,7 @@ impl<'a> RepoStore<'a> {
     pub(super) fn link(&self, file: &RepoFile) -> Result<(), HubError> {
         let pointer = self.snapshot.join(&file.path);
         let depth = file.path.split('/').count() + 1;
-        let target: PathBuf =
-            (0..depth).map(|_| "..").chain(["blobs", file.id.hex()]).collect();
+        let target: PathBuf = (0..depth).map(|_| "..").chain(["blobs", file.id.hex()]).collect();
         if fs::read_link(&pointer).is_ok_and(|existing| existing == target) {
             return Ok(());
         }

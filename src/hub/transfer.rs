@@ -58,12 +58,11 @@ impl HubClient {
             let folder = path.parent().unwrap_or(Path::new("."));
             fs::create_dir_all(folder).map_err(HubError::io("create", folder))?;
         }
-        let _lock = match try_lock(&place.lock, Sharing::Exclusive)
-            .map_err(HubError::io("lock", &place.lock))?
-        {
-            Locked::Mine(lock) => lock,
-            Locked::Theirs(holder) => return Err(HubError::Busy { file: file.path.clone(), holder }),
-        };
+        let _lock =
+            match try_lock(&place.lock, Sharing::Exclusive).map_err(HubError::io("lock", &place.lock))? {
+                Locked::Mine(lock) => lock,
+                Locked::Theirs(holder) => return Err(HubError::Busy { file: file.path.clone(), holder }),
+            };
         let mut partial = open_partial(file, &place.incomplete)?;
         progress.advanced(partial.have, false);
         let mut restarted = false;
@@ -90,26 +89,25 @@ impl HubClient {
         partial: &mut Partial,
         progress: &dyn TransferProgress,
     ) -> Result<bool, HubError> {
-        let mut idle = 0;
+        // A server that ignores ranges sends the same beginning again and again: only bytes beyond all earlier
+        // ones count as progress.
+        let (mut idle, mut best) = (0, partial.have);
         while partial.have < file.size {
-            match self.stream(listing, file, partial, progress)? {
+            let cause = match self.stream(listing, file, partial, progress)? {
                 Stream::Progress(_) if partial.have == file.size => break,
                 Stream::Progress(cause) => {
-                    idle = 0;
                     partial.pieced = true;
-                    if cause.is_some() {
-                        self.wait(1, None, progress)?;
-                    }
+                    cause.unwrap_or_else(|| "the connection ended".to_owned())
                 }
-                Stream::Nothing(cause) => {
-                    idle += 1;
-                    if idle >= self.settings().retry.tries {
-                        let (file, have, size) = (file.path.clone(), partial.have, file.size);
-                        return Err(HubError::Short { file, have, size, cause });
-                    }
-                    self.wait(idle, None, progress)?;
-                }
+                Stream::Nothing(cause) => cause,
+            };
+            idle = if partial.have > best { 1 } else { idle + 1 };
+            best = best.max(partial.have);
+            if idle >= self.settings().retry.tries {
+                let (file, have, size) = (file.path.clone(), partial.have, file.size);
+                return Err(HubError::Short { file, have, size, cause });
             }
+            self.wait(idle, None, progress)?;
         }
         Ok(partial.digest(file)? == file.id.hex())
     }
@@ -141,11 +139,10 @@ impl HubClient {
         };
         let answer = match self.send(&call, true, progress) {
             Ok(answer) => answer,
-            // The file is shorter there than what we have.
+            // The file ends before what we have, which is less than listed.
             Err(HubError::Status { status: 416, .. }) if partial.have > 0 => {
-                progress.rewound(partial.have);
-                partial.restart(file)?;
-                return Ok(Stream::Nothing("the hub has fewer bytes than it lists".to_owned()));
+                let (listed, sent) = (file.size, partial.have);
+                return Err(HubError::WrongLength { file: file.path.clone(), listed, sent });
             }
             Err(error) => return Err(error),
         };

@@ -27,9 +27,44 @@ const LARGEST_REGULAR: u64 = 10 << 20;
 const LFS_JSON: &str = "application/vnd.git-lfs+json";
 /// Names that are large files by nature, used when the hub does not decide.
 const LFS_SUFFIXES: [&str; 38] = [
-    "safetensors", "bin", "gguf", "pt", "pth", "ckpt", "onnx", "npz", "npy", "h5", "tflite", "msgpack", "arrow",
-    "parquet", "pickle", "pkl", "model", "tar", "tgz", "zip", "gz", "7z", "bz2", "xz", "zst", "mp3", "wav", "flac",
-    "ogg", "mp4", "webm", "tif", "tiff", "png", "jpg", "jpeg", "webp", "wasm",
+    "safetensors",
+    "bin",
+    "gguf",
+    "pt",
+    "pth",
+    "ckpt",
+    "onnx",
+    "npz",
+    "npy",
+    "h5",
+    "tflite",
+    "msgpack",
+    "arrow",
+    "parquet",
+    "pickle",
+    "pkl",
+    "model",
+    "tar",
+    "tgz",
+    "zip",
+    "gz",
+    "7z",
+    "bz2",
+    "xz",
+    "zst",
+    "mp3",
+    "wav",
+    "flac",
+    "ogg",
+    "mp4",
+    "webm",
+    "tif",
+    "tiff",
+    "png",
+    "jpg",
+    "jpeg",
+    "webp",
+    "wasm",
 ];
 
 /// What to send.
@@ -112,11 +147,21 @@ impl HubClient {
         Ok(Uploaded { url, commit, files: files.len(), transferred })
     }
 
-    fn post(&self, url: String, kind: &str, body: &[u8], action: &str, repeatable: bool) -> Result<Answer, HubError> {
+    fn post(
+        &self,
+        url: String,
+        kind: &str,
+        body: &[u8],
+        action: &str,
+        repeatable: bool,
+    ) -> Result<Answer, HubError> {
         let call = Call {
             method: "POST",
             url,
-            headers: vec![("Content-Type".to_owned(), kind.to_owned()), ("Accept".to_owned(), kind.to_owned())],
+            headers: vec![
+                ("Content-Type".to_owned(), kind.to_owned()),
+                ("Accept".to_owned(), kind.to_owned()),
+            ],
             payload: Payload::Bytes(body),
             timeout: self.settings().download_timeout.max(self.settings().metadata_timeout),
             action,
@@ -185,13 +230,17 @@ impl HubClient {
         progress: &dyn TransferProgress,
     ) -> Result<u64, HubError> {
         let action = format!("asking where to send the files of {}", request.repo_id);
-        let objects: Vec<Value> = files.iter().map(|file| json!({"oid": file.oid, "size": file.size})).collect();
+        let objects: Vec<Value> =
+            files.iter().map(|file| json!({"oid": file.oid, "size": file.size})).collect();
         let body = json!({
             "operation": "upload", "transfers": ["basic", "multipart"], "hash_algo": "sha256",
             "ref": {"name": revision(request)}, "objects": objects,
         });
-        let url =
-            format!("{}/{}.git/info/lfs/objects/batch", self.settings().endpoint, quote(&request.repo_id, true));
+        let url = format!(
+            "{}/{}.git/info/lfs/objects/batch",
+            self.settings().endpoint,
+            quote(&request.repo_id, true)
+        );
         let answer = self.post(url, LFS_JSON, body.to_string().as_bytes(), &action, true)?;
         let answer = parse(&answer.text(&action)?, &action)?;
         let answered: HashMap<&str, &Value> = answer
@@ -204,8 +253,7 @@ impl HubClient {
         let mut transferred = 0;
         for file in files {
             let oid = file.oid.as_deref().unwrap_or_default();
-            let malformed =
-                |problem: String| HubError::Malformed { action: action.clone(), problem };
+            let malformed = |problem: String| HubError::Malformed { action: action.clone(), problem };
             let Some(object) = answered.get(oid) else {
                 return Err(malformed(format!("nothing about `{}`", file.path)));
             };
@@ -217,7 +265,8 @@ impl HubClient {
                 progress.finished(&file.path);
                 continue;
             };
-            let upload = actions.get("upload").ok_or_else(|| malformed(format!("no address for `{}`", file.path)))?;
+            let upload =
+                actions.get("upload").ok_or_else(|| malformed(format!("no address for `{}`", file.path)))?;
             self.send_file(file, upload, progress)?;
             if let Some(verify) = actions.get("verify").filter(|verify| verify.is_object()) {
                 self.verify(file, verify)?;
@@ -228,9 +277,15 @@ impl HubClient {
         Ok(transferred)
     }
 
-    fn send_file(&self, file: &Upload, upload: &Value, progress: &dyn TransferProgress) -> Result<(), HubError> {
+    fn send_file(
+        &self,
+        file: &Upload,
+        upload: &Value,
+        progress: &dyn TransferProgress,
+    ) -> Result<(), HubError> {
         let action = format!("sending {}", file.path);
-        let malformed = |problem: &str| HubError::Malformed { action: action.clone(), problem: problem.to_owned() };
+        let malformed =
+            |problem: &str| HubError::Malformed { action: action.clone(), problem: problem.to_owned() };
         let url = self.address(upload, &action)?;
         let header = upload.get("header").and_then(Value::as_object);
         let chunk = header.and_then(|header| header.get("chunk_size"));
@@ -256,7 +311,11 @@ impl HubClient {
             let start = at as u64 * chunk;
             let length = chunk.min(file.size - start);
             let answer = self.put(file, url, Vec::new(), start, length, &action, progress)?;
-            let etag = answer.headers.get("etag").and_then(|etag| etag.to_str().ok()).filter(|etag| !etag.is_empty());
+            let etag = answer
+                .headers
+                .get("etag")
+                .and_then(|etag| etag.to_str().ok())
+                .filter(|etag| !etag.is_empty());
             let etag = etag.ok_or_else(|| malformed("a part was taken without an etag"))?;
             sent.push(json!({"partNumber": number, "etag": etag}));
         }
@@ -393,7 +452,9 @@ fn files_of(request: &UploadRequest) -> Result<Vec<Upload>, HubError> {
                 continue;
             }
             let path = relative(&request.folder, &source);
-            let Some(path) = path.filter(|path| is_wanted(path, &request.include, &request.exclude)) else { continue };
+            let Some(path) = path.filter(|path| is_wanted(path, &request.include, &request.exclude)) else {
+                continue;
+            };
             // A snapshot in the cache is made of links to its own blobs; its files are what is meant.
             let metadata = fs::metadata(&source).map_err(HubError::io("read", &source))?;
             if metadata.is_file() {

@@ -55,7 +55,8 @@ unsafe fn collect(info: ffi::mlx_device_info) -> DeviceInfo {
         let mut value = ptr::null();
         // SAFETY: as above; the string belongs to `info` and is copied at once.
         unsafe {
-            if !has(info, name) || ffi::mlx_device_info_get_string(&mut value, info, key(name)?.as_ptr()) != 0 {
+            if !has(info, name) || ffi::mlx_device_info_get_string(&mut value, info, key(name)?.as_ptr()) != 0
+            {
                 return None;
             }
             (!value.is_null()).then(|| CStr::from_ptr(value).to_string_lossy().into_owned())

@@ -88,7 +88,8 @@ impl Registry {
             let gone = transaction.execute("DELETE FROM models WHERE path = ?1", [text(path)]);
             removed += gone.map_err(failed)?;
         }
-        let changed = |found: &&Found| known.get(&found.model.path).is_none_or(|row| row.model != found.model);
+        let changed =
+            |found: &&Found| known.get(&found.model.path).is_none_or(|row| row.model != found.model);
         for found in found.iter().filter(|found| found.fresh || changed(found)) {
             store(&transaction, &found.model, &found.stamp).map_err(failed)?;
         }
@@ -155,7 +156,9 @@ impl Registry {
             .map(|row| row.model)
             .filter(|model| filter.takes(model) && model.path.exists())
             .collect();
-        models.sort_by(|a, b| (a.total_bytes(), &a.repo_id, &a.path).cmp(&(b.total_bytes(), &b.repo_id, &b.path)));
+        models.sort_by(|a, b| {
+            (a.total_bytes(), &a.repo_id, &a.path).cmp(&(b.total_bytes(), &b.repo_id, &b.path))
+        });
         Ok(models)
     }
 

@@ -47,8 +47,8 @@ pub(super) fn of_directory(
         if name == SIDECAR {
             model.sidecar_bytes = size;
             model.has_vision_sidecar = true;
-            model.has_audio_tower = header
-                .is_ok_and(|file| file.tensors().any(|(name, _)| name.contains("audio_tower.")));
+            model.has_audio_tower =
+                header.is_ok_and(|file| file.tensors().any(|(name, _)| name.contains("audio_tower.")));
             continue;
         }
         files += 1;
@@ -98,7 +98,8 @@ fn of_config(config: &Config, repo_id: &str) -> Model {
     let field = |name: &str| quantization.and_then(|quantization| quantization.get(name));
     let small = |name: &str| field(name).and_then(Value::as_u64).and_then(|value| u32::try_from(value).ok());
     let mode = || field("mode").and_then(Value::as_str).unwrap_or("affine").to_owned();
-    let vision = root.get("vision_config").and_then(|vision| vision.get("model_type")).and_then(Value::as_str);
+    let vision =
+        root.get("vision_config").and_then(|vision| vision.get("model_type")).and_then(Value::as_str);
     Model {
         repo_id: repo_id.to_owned(),
         model_type: config.model_type().unwrap_or("unknown").to_owned(),
@@ -137,14 +138,14 @@ impl Weights {
 
     /// Parameters before quantization: packed weights count as what they stand for, scales not at all.
     fn parameters(&self) -> u64 {
-        let elements =
-            |shape: &[usize]| shape.iter().map(|&size| size as u64).fold(1, u64::saturating_mul);
+        let elements = |shape: &[usize]| shape.iter().map(|&size| size as u64).fold(1, u64::saturating_mul);
         let count = |(name, (shape, dtype)): (&String, &(Vec<usize>, ElementType))| {
             let module = name.strip_suffix(".scales").or_else(|| name.strip_suffix(".biases"));
             if module.is_some_and(|module| self.tensors.contains_key(&format!("{module}.scales"))) {
                 return 0;
             }
-            let scales = name.strip_suffix(".weight").and_then(|module| self.tensors.get(&format!("{module}.scales")));
+            let scales =
+                name.strip_suffix(".weight").and_then(|module| self.tensors.get(&format!("{module}.scales")));
             match scales {
                 Some((scales, _)) if *dtype == ElementType::U32 => {
                     // Bits follow from the groups: the usual sizes are tried for one that makes whole numbers.
@@ -213,7 +214,10 @@ mod tests {
 
     #[test]
     fn licences_come_from_the_front_matter() {
-        assert_eq!(license("---\nlanguage: en\nlicense: apache-2.0\n---\ntext").as_deref(), Some("apache-2.0"));
+        assert_eq!(
+            license("---\nlanguage: en\nlicense: apache-2.0\n---\ntext").as_deref(),
+            Some("apache-2.0")
+        );
         let other = "---\nlicense: other\nlicense_name: \"gemma\"\n---\n";
         assert_eq!(license(other).as_deref(), Some("gemma"));
         assert_eq!(license("---\nlicense: other\n---\n").as_deref(), Some("other"));
@@ -224,7 +228,9 @@ mod tests {
     #[test]
     fn packed_columns_are_unpacked() {
         // words = columns * bits / 32
-        for (bits, group, expected) in [(4, 64, 2048), (8, 64, 2048), (3, 64, 2048), (6, 128, 2048), (5, 32, 2048)] {
+        for (bits, group, expected) in
+            [(4, 64, 2048), (8, 64, 2048), (3, 64, 2048), (6, 128, 2048), (5, 32, 2048)]
+        {
             let (words, groups) = (expected * bits / 32, expected / group);
             let got = columns(words, groups);
             // Four bits in groups of 128 look like eight in groups of 64.

@@ -113,7 +113,8 @@ fn ram() -> Option<u64> {
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     let total = kib.checked_mul(1024)?;
     // In a container the limit counts, not the host.
-    let limit = fs::read_to_string("/sys/fs/cgroup/memory.max").ok().and_then(|text| text.trim().parse().ok());
+    let limit =
+        fs::read_to_string("/sys/fs/cgroup/memory.max").ok().and_then(|text| text.trim().parse().ok());
     Some(limit.map_or(total, |limit: u64| limit.min(total)))
 }
 

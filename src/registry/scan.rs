@@ -108,7 +108,8 @@ impl Scanner<'_> {
         for path in paths {
             if path.is_dir() && depth > 0 && !file_name(&path).starts_with('.') {
                 self.below(top, &path, depth - 1);
-            } else if path.is_file() && path.extension().is_some_and(|kind| kind.eq_ignore_ascii_case("gguf")) {
+            } else if path.is_file() && path.extension().is_some_and(|kind| kind.eq_ignore_ascii_case("gguf"))
+            {
                 let id = name(&path.with_extension(""));
                 self.one(&path, stamp(&[path.clone()]), |path| facts::of_gguf(path, &id));
             }
@@ -154,7 +155,8 @@ fn stamp(paths: &[PathBuf]) -> String {
 }
 
 fn directories(folder: &Path) -> Result<Vec<PathBuf>, RegistryError> {
-    let entries = fs::read_dir(folder).map_err(|cause| RegistryError::Read { path: folder.to_owned(), cause })?;
+    let entries =
+        fs::read_dir(folder).map_err(|cause| RegistryError::Read { path: folder.to_owned(), cause })?;
     let mut paths: Vec<PathBuf> =
         entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| path.is_dir()).collect();
     paths.sort();

@@ -114,7 +114,8 @@ fn a_cut_connection_is_resumed() {
     let got = world.get().unwrap();
     assert_eq!(got.transferred, got.bytes);
     assert_eq!(fs::read(got.path.join("model.safetensors")).unwrap(), weights());
-    let ranges: Vec<_> = world.storage.seen().iter().map(|seen| seen.header("range").map(str::to_owned)).collect();
+    let ranges: Vec<_> =
+        world.storage.seen().iter().map(|seen| seen.header("range").map(str::to_owned)).collect();
     assert_eq!(ranges[0], None);
     assert_eq!(ranges[1].as_deref(), Some("bytes=1000-"));
     assert_eq!(ranges.len(), 4);
@@ -157,7 +158,10 @@ fn a_stalled_connection_is_given_up_and_resumed() {
 fn servers_that_are_busy_are_asked_again() {
     let world = World::new();
     let (hub, object) = World::weight_paths();
-    world.hub.faults("/api/models/org/name/revision/main", [Fault::Status(429, vec![("Retry-After", "1".into())])]);
+    world.hub.faults(
+        "/api/models/org/name/revision/main",
+        [Fault::Status(429, vec![("Retry-After", "1".into())])],
+    );
     world.hub.faults(&hub, [Fault::Status(500, vec![]), Fault::Status(503, vec![])]);
     world.storage.faults(&object, [Fault::Status(504, vec![])]);
     let started = Instant::now();
@@ -187,6 +191,15 @@ fn a_server_that_ignores_ranges_starts_anew() {
     world.storage.faults(&object, [Fault::CutAfter(1000), Fault::IgnoreRange]);
     let got = world.get().unwrap();
     assert_eq!(fs::read(got.path.join("model.safetensors")).unwrap(), weights());
+}
+
+#[test]
+fn a_server_that_ignores_ranges_and_breaks_off_is_given_up() {
+    let world = World::new();
+    let (_, object) = World::weight_paths();
+    world.storage.always(&object, Fault::IgnoreRangeAndCut(5000));
+    let error = world.get().unwrap_err();
+    assert!(matches!(error, HubError::Short { have: 5000, .. }), "{error}");
 }
 
 #[test]
@@ -261,7 +274,13 @@ fn a_file_that_changes_between_tries_is_noticed() {
     fs::remove_dir_all(world.repo()).unwrap();
     world.hub.faults(
         &hub,
-        [Fault::Status(302, vec![("Location", format!("{}{object}", world.storage.address)), ("X-Linked-Etag", "0".repeat(64))])],
+        [Fault::Status(
+            302,
+            vec![
+                ("Location", format!("{}{object}", world.storage.address)),
+                ("X-Linked-Etag", "0".repeat(64)),
+            ],
+        )],
     );
     let error = world.get().unwrap_err();
     assert_eq!(error.to_string(), "model.safetensors changed on the hub during the download; run it again");
@@ -289,7 +308,10 @@ fn a_second_download_of_a_file_is_refused() {
     assert!(matches!(held, Locked::Mine(_)));
     let error = world.get().unwrap_err();
     let pid = std::process::id();
-    assert_eq!(error.to_string(), format!("another download of model.safetensors is in progress (pid {pid})"));
+    assert_eq!(
+        error.to_string(),
+        format!("another download of model.safetensors is in progress (pid {pid})")
+    );
     drop(held);
     world.get().unwrap();
 }
@@ -402,7 +424,10 @@ fn a_hub_that_is_not_there_is_given_up_soon() {
     let started = Instant::now();
     let error = world.get().unwrap_err();
     assert!(matches!(error, HubError::Unreachable { .. }), "{error}");
-    assert!(error.to_string().starts_with("listing org/name@main failed: no answer from 127.0.0.1: "), "{error}");
+    assert!(
+        error.to_string().starts_with("listing org/name@main failed: no answer from 127.0.0.1: "),
+        "{error}"
+    );
     assert!(started.elapsed() < Duration::from_secs(8));
 }
 
@@ -418,7 +443,9 @@ fn answers_that_make_no_sense() {
     }
     let no_size = format!(r#"{{"sha":"{COMMIT}","siblings":[{{"rfilename":"a.json"}}]}}"#);
     world.hub.faults(path, [Fault::Body(no_size.into())]);
-    assert!(world.get().unwrap_err().to_string().contains("file `a.json` is listed without its size or hash"));
+    assert!(
+        world.get().unwrap_err().to_string().contains("file `a.json` is listed without its size or hash")
+    );
 }
 
 #[test]

@@ -37,7 +37,7 @@ impl World {
             metadata_timeout: Duration::from_secs(10),
             download_timeout: Duration::from_secs(10),
             certificates: None,
-            retry: Retry { tries: 3, wait: Duration::from_millis(1), longest: Duration::from_secs(2) },
+            retry: Retry { tries: 5, wait: Duration::from_millis(1), longest: Duration::from_secs(1) },
         };
         Self { hub, storage, home, settings }
     }

@@ -29,7 +29,8 @@ fn folder(world: &World) -> std::path::PathBuf {
 }
 
 fn upload(world: &World, folder: &Path) -> Result<Uploaded, HubError> {
-    let request = UploadRequest { folder: folder.to_owned(), repo_id: TARGET.to_owned(), ..UploadRequest::default() };
+    let request =
+        UploadRequest { folder: folder.to_owned(), repo_id: TARGET.to_owned(), ..UploadRequest::default() };
     world.client().upload(&request, &())
 }
 
@@ -37,7 +38,11 @@ fn commit_lines(world: &World) -> Vec<Value> {
     let seen = world.hub.seen();
     let commit = seen.iter().find(|seen| seen.path.contains("/commit/")).unwrap();
     assert_eq!(commit.header("content-type"), Some("application/x-ndjson"));
-    String::from_utf8(commit.body.clone()).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    String::from_utf8(commit.body.clone())
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
 }
 
 #[test]

@@ -54,7 +54,12 @@ fn store_hash(number: usize) -> String {
     format!("a{number}").repeat(32)
 }
 
-fn build(entries: &[Entry], refs: &[(usize, usize)], orphans: &[(usize, usize)], manifests: [bool; 3]) -> Cache {
+fn build(
+    entries: &[Entry],
+    refs: &[(usize, usize)],
+    orphans: &[(usize, usize)],
+    manifests: [bool; 3],
+) -> Cache {
     let cache = Cache::new();
     let mut listed: [BTreeSet<String>; 3] = Default::default();
     cache.write("blobs/.huggingface-shared-blobs", "1\n");
@@ -85,9 +90,12 @@ fn build(entries: &[Entry], refs: &[(usize, usize)], orphans: &[(usize, usize)],
             Way::Copy => {
                 cache.write(&path, "copied");
             }
-            Way::OtherBlob(other, blob) => cache.link(&path, &format!("{up}../{}/blobs/blob{blob}", REPOS[*other])),
+            Way::OtherBlob(other, blob) => {
+                cache.link(&path, &format!("{up}../{}/blobs/blob{blob}", REPOS[*other]))
+            }
             Way::OtherFile(other, commit, name) => {
-                let target = format!("{up}../{}/snapshots/{}/{}", REPOS[*other], COMMITS[*commit], NAMES[*name]);
+                let target =
+                    format!("{up}../{}/snapshots/{}/{}", REPOS[*other], COMMITS[*commit], NAMES[*name]);
                 cache.link(&path, &target);
             }
             Way::Absolute(other, commit, name) => {

@@ -125,7 +125,9 @@ fn facts_come_from_config_headers_and_readme() {
     assert_eq!((model.experts_bytes, model.param_count), (40, Some(15)));
     assert_eq!(model.size_bytes, fs::metadata(path.join("model.safetensors")).unwrap().len());
     assert_eq!(model.sidecar_bytes, fs::metadata(path.join("optiq_vision.safetensors")).unwrap().len());
-    assert!(model.sees() && model.hears() && model.has_tool_template && model.has_kv_config && model.complete);
+    assert!(
+        model.sees() && model.hears() && model.has_tool_template && model.has_kv_config && model.complete
+    );
     assert_eq!(model.license.as_deref(), Some("gemma"));
 }
 
@@ -225,7 +227,9 @@ fn a_model_is_selected_by_path_id_query_or_nothing() {
     assert_eq!(select(path.to_str()).unwrap().source, ModelSource::Snapshot(path.clone()));
     assert_eq!(select(Some("qwen")).unwrap().source, ModelSource::Snapshot(path));
     assert_eq!(select(Some("small")).unwrap().repo_id.as_deref(), Some("org/small-llama"));
-    assert!(select(Some("llama")).unwrap_err().to_string().contains("ambiguous: org/Big-Llama, org/small-llama"));
+    assert!(
+        select(Some("llama")).unwrap_err().to_string().contains("ambiguous: org/Big-Llama, org/small-llama")
+    );
     assert!(select(Some("nothing-like-it")).unwrap_err().to_string().contains("is no model"));
     assert!(select(Some("no/where")).unwrap_err().to_string().contains("is not in the Hugging Face cache"));
     // Nothing named and no starter: the largest that leaves room.

@@ -28,6 +28,8 @@ pub enum Fault {
     Length(usize),
     /// Answer a ranged request with the whole file.
     IgnoreRange,
+    /// The same, and hang up after so many bytes.
+    IgnoreRangeAndCut(usize),
     /// Send other bytes of the same length.
     Corrupt,
     /// Send this instead.
@@ -132,7 +134,8 @@ impl StandIn {
     }
 
     pub fn add_at(&self, storage: &StandIn, repo: &str, commit: &str, path: &str, bytes: &[u8], lfs: bool) {
-        let file = RemoteFile { bytes: bytes.to_vec(), lfs, sha256: sha256(bytes), git_sha1: git_sha1(bytes) };
+        let file =
+            RemoteFile { bytes: bytes.to_vec(), lfs, sha256: sha256(bytes), git_sha1: git_sha1(bytes) };
         let mut state = self.lock();
         state.revisions.insert((repo.to_owned(), commit.to_owned()), commit.to_owned());
         state.files.entry((repo.to_owned(), commit.to_owned())).or_default().insert(path.to_owned(), file);
@@ -208,11 +211,12 @@ impl StandIn {
         };
         let mut reply = match &fault {
             Some(Fault::Status(status, headers)) => {
-                let headers = headers.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+                let headers =
+                    headers.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
                 Reply { status: *status, headers, body: b"{\"error\":\"as told\"}".to_vec() }
             }
             _ => {
-                let ignore_range = matches!(fault, Some(Fault::IgnoreRange));
+                let ignore_range = matches!(fault, Some(Fault::IgnoreRange | Fault::IgnoreRangeAndCut(_)));
                 self.answer(&seen, &path, ignore_range)
             }
         };
@@ -316,7 +320,8 @@ impl StandIn {
             .unwrap()
             .iter()
             .map(|object| {
-                let (oid, size) = (object["oid"].as_str().unwrap(), object["size"].as_u64().unwrap() as usize);
+                let (oid, size) =
+                    (object["oid"].as_str().unwrap(), object["size"].as_u64().unwrap() as usize);
                 if state.objects.contains_key(oid) {
                     return json!({"oid": oid, "size": size});
                 }
@@ -371,7 +376,8 @@ impl Reply {
 }
 
 fn ranged(bytes: &[u8], seen: &Seen, ignore: bool, mut headers: Vec<(String, String)>) -> Reply {
-    let start = seen.header("range").and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok());
+    let start =
+        seen.header("range").and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok());
     match start.filter(|_| !ignore) {
         Some(start) if start >= bytes.len() => Reply::status(416),
         Some(start) => {
@@ -406,7 +412,8 @@ fn send(mut stream: TcpStream, reply: &Reply, fault: Option<&Fault>) {
         Some(Fault::Length(length)) => *length,
         _ => reply.body.len(),
     };
-    let mut head = format!("HTTP/1.1 {} X\r\nContent-Length: {length}\r\nConnection: close\r\n", reply.status);
+    let mut head =
+        format!("HTTP/1.1 {} X\r\nContent-Length: {length}\r\nConnection: close\r\n", reply.status);
     for (name, value) in &reply.headers {
         head.push_str(&format!("{name}: {value}\r\n"));
     }
@@ -414,7 +421,7 @@ fn send(mut stream: TcpStream, reply: &Reply, fault: Option<&Fault>) {
     // The client may be gone, which is no matter here.
     let _ = stream.write_all(head.as_bytes());
     match fault {
-        Some(Fault::CutAfter(count)) => {
+        Some(Fault::CutAfter(count) | Fault::IgnoreRangeAndCut(count)) => {
             let _ = stream.write_all(&reply.body[..(*count).min(reply.body.len())]);
         }
         Some(Fault::StallAfter(count, pause)) => {

@@ -47,11 +47,16 @@ fn parse(text: &str, plain: u64) -> Result<u64, String> {
 fn exact(digits: &str, unit: u64) -> Option<u64> {
     let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
     let all_digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
-    if whole.is_empty() && fraction.is_empty() || !all_digits(whole) || !all_digits(fraction) || fraction.len() > 15 {
+    if whole.is_empty() && fraction.is_empty()
+        || !all_digits(whole)
+        || !all_digits(fraction)
+        || fraction.len() > 15
+    {
         return None;
     }
     let number = |text: &str| if text.is_empty() { Some(0) } else { text.parse::<u128>().ok() };
-    let part = number(fraction)?.checked_mul(u128::from(unit))? / 10u128.pow(u32::try_from(fraction.len()).ok()?);
+    let part =
+        number(fraction)?.checked_mul(u128::from(unit))? / 10u128.pow(u32::try_from(fraction.len()).ok()?);
     u64::try_from(number(whole)?.checked_mul(u128::from(unit))?.checked_add(part)?).ok()
 }
 

@@ -82,7 +82,8 @@ pub struct GgufSummary {
 pub fn summarize(path: &Path) -> Result<GgufSummary, GgufError> {
     let read = |file: MappedFile| {
         let header = Header::parse(&file)?;
-        let elements = |info: &TensorInfo| info.shape.iter().map(|&size| size as u64).fold(1, u64::saturating_mul);
+        let elements =
+            |info: &TensorInfo| info.shape.iter().map(|&size| size as u64).fold(1, u64::saturating_mul);
         Ok(GgufSummary {
             config: config::read(&header, None)?.json,
             parameters: header.tensors.values().map(elements).fold(0, u64::saturating_add),

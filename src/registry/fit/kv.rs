@@ -132,7 +132,11 @@ fn kind(text: &Value, layer: u64, number: &dyn Fn(&str) -> Option<u64>) -> Kind 
     }
     match every("sliding_window_pattern") {
         Some(every) if number("sliding_window").is_some() => {
-            if is_last_of(every) { Kind::Full } else { Kind::Sliding }
+            if is_last_of(every) {
+                Kind::Full
+            } else {
+                Kind::Sliding
+            }
         }
         _ => Kind::Full,
     }
@@ -145,7 +149,8 @@ fn recurrent(number: &dyn Fn(&str) -> Option<u64>) -> u64 {
     let (values, value_dim) = (of("linear_num_value_heads"), of("linear_value_head_dim"));
     let (keys, key_dim) = (of("linear_num_key_heads"), of("linear_key_head_dim"));
     let state = values.saturating_mul(value_dim).saturating_mul(key_dim).saturating_mul(4);
-    let channels = keys.saturating_mul(key_dim).saturating_mul(2).saturating_add(values.saturating_mul(value_dim));
+    let channels =
+        keys.saturating_mul(key_dim).saturating_mul(2).saturating_add(values.saturating_mul(value_dim));
     let columns = of("linear_conv_kernel_dim").saturating_sub(1);
     state.saturating_add(channels.saturating_mul(columns).saturating_mul(ELEMENT))
 }
@@ -174,8 +179,9 @@ mod tests {
 
     #[test]
     fn sliding_layers_stop_growing() {
-        let types: Vec<_> =
-            (1..=12).map(|layer| if layer % 6 == 0 { "full_attention" } else { "sliding_attention" }).collect();
+        let types: Vec<_> = (1..=12)
+            .map(|layer| if layer % 6 == 0 { "full_attention" } else { "sliding_attention" })
+            .collect();
         let by_list = layout(json!({"num_hidden_layers": 12, "num_key_value_heads": 1, "head_dim": 256,
             "sliding_window": 512, "layer_types": types}));
         let by_pattern = layout(json!({"num_hidden_layers": 12, "num_key_value_heads": 1, "head_dim": 256,
@@ -198,7 +204,8 @@ mod tests {
 
     #[test]
     fn recurrent_layers_do_not_grow() {
-        let qwen = layout(json!({"num_hidden_layers": 4, "full_attention_interval": 4, "num_key_value_heads": 2,
+        let qwen =
+            layout(json!({"num_hidden_layers": 4, "full_attention_interval": 4, "num_key_value_heads": 2,
             "head_dim": 256, "linear_num_value_heads": 32, "linear_value_head_dim": 128,
             "linear_num_key_heads": 16, "linear_key_head_dim": 128, "linear_conv_kernel_dim": 4}));
         assert_eq!(qwen.full, 2 * 2 * 256);
@@ -207,7 +214,8 @@ mod tests {
 
     #[test]
     fn latent_attention_keeps_one_vector() {
-        let deepseek = layout(json!({"num_hidden_layers": 2, "num_attention_heads": 128, "hidden_size": 7168,
+        let deepseek =
+            layout(json!({"num_hidden_layers": 2, "num_attention_heads": 128, "hidden_size": 7168,
             "kv_lora_rank": 512, "qk_rope_head_dim": 64}));
         assert_eq!(deepseek.full, 2 * 576);
     }

@@ -12,9 +12,9 @@ use serde_json::Value;
 pub use self::kv::{KvLayout, KvScheme};
 use super::machine::Machine;
 use super::model::Model;
+use crate::checkpoint::Config;
 use crate::checkpoint::error::CheckpointError;
 use crate::checkpoint::gguf::{self, GgufError};
-use crate::checkpoint::Config;
 
 /// Share of the memory's speed that decoding reaches.
 const DECODE_EFFICIENCY: f64 = 0.82;
@@ -61,7 +61,8 @@ impl Footprint {
     pub fn of(model: &Model) -> Result<Self, FitError> {
         let config = config_of(&model.path)?;
         let field = |name: &str| config.text().get(name).and_then(Value::as_f64);
-        let experts = ["num_experts", "num_local_experts", "n_routed_experts"].iter().find_map(|name| field(name));
+        let experts =
+            ["num_experts", "num_local_experts", "n_routed_experts"].iter().find_map(|name| field(name));
         let used = ["num_experts_per_tok", "top_k_experts"].iter().find_map(|name| field(name));
         let share = match (used, experts) {
             (Some(used), Some(experts)) if experts > 0.0 && used >= 0.0 => (used / experts).min(1.0),
@@ -173,7 +174,11 @@ pub fn pick(models: &[Model], memory: u64) -> Option<&Model> {
     let runs = |model: &&Model| model.complete && matches!(model.tier, Targeted | Generic);
     let within = |share: f64| move |model: &&Model| model.total_bytes() as f64 <= memory as f64 * share;
     let largest = |share| {
-        models.iter().filter(runs).filter(within(share)).max_by_key(|model| (model.total_bytes(), &model.repo_id))
+        models
+            .iter()
+            .filter(runs)
+            .filter(within(share))
+            .max_by_key(|model| (model.total_bytes(), &model.repo_id))
     };
     let default = models.iter().filter(runs).filter(within(0.75)).find(|model| model.repo_id == DEFAULT);
     default.or_else(|| largest(COEXIST)).or_else(|| largest(0.75))
@@ -221,10 +226,12 @@ mod tests {
     fn the_longest_context_just_fits() {
         let model = Footprint { max_positions: None, ..footprint() };
         for budget in [2_300_000_000, 2_210_000_000, 3_000_000_000, 40_000_000_000] {
-            let at = |context| fit(&model, &machine(1), &FitOptions { budget: Some(budget), ..options(context) });
+            let at =
+                |context| fit(&model, &machine(1), &FitOptions { budget: Some(budget), ..options(context) });
             let longest = at(2048).max_context.unwrap();
             // A chunk of prefill is counted whole, whatever the context.
-            let total = |context: u64| model.weights + model.kv.bytes(context, KvScheme::Dense) + 2048 * 550_000;
+            let total =
+                |context: u64| model.weights + model.kv.bytes(context, KvScheme::Dense) + 2048 * 550_000;
             assert!(total(longest) <= budget && total(longest + 1) > budget, "{budget}: {longest}");
         }
         let nothing = fit(&model, &machine(1), &options(10));

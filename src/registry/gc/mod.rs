@@ -131,7 +131,9 @@ pub fn plan(cache: &HubCache, options: &GcOptions) -> Result<GcPlan, GcError> {
         };
     };
     let chosen: BTreeSet<String> = options.repos.iter().map(|repo_id| repo_folder(repo_id)).collect();
-    for (repo_id, folder) in options.repos.iter().zip(options.repos.iter().map(|repo_id| repo_folder(repo_id))) {
+    for (repo_id, folder) in
+        options.repos.iter().zip(options.repos.iter().map(|repo_id| repo_folder(repo_id)))
+    {
         if !survey.repos.iter().any(|repo| repo.folder == folder) {
             return Err(no_such_repo(repo_id, cache));
         }
@@ -151,9 +153,12 @@ pub fn plan(cache: &HubCache, options: &GcOptions) -> Result<GcPlan, GcError> {
 
     let mut blobs = Vec::new();
     for repo in &cleaned {
-        blobs.extend(repo.blobs.iter().filter(|blob| !blob.unfinished && !live.has(&blob.path)).map(|blob| {
-            Item { path: blob.path.clone(), bytes: blob.bytes }
-        }));
+        blobs.extend(
+            repo.blobs
+                .iter()
+                .filter(|blob| !blob.unfinished && !live.has(&blob.path))
+                .map(|blob| Item { path: blob.path.clone(), bytes: blob.bytes }),
+        );
     }
     blobs.extend(shared(&survey, &live, &blobs));
     let limit = SystemTime::now().checked_sub(options.abandoned_after);
@@ -217,17 +222,14 @@ fn live_paths(
     candidates: &mut Candidates,
     skipped: &mut Vec<Skipped>,
 ) -> Live {
-    let holder = |link: &Path, candidates: &Candidates| {
-        link.ancestors().any(|part| candidates.contains_key(part))
-    };
+    let holder =
+        |link: &Path, candidates: &Candidates| link.ancestors().any(|part| candidates.contains_key(part));
     let mut live = Live { paths: BTreeSet::new() };
     // Blobs do not keep themselves alive: their own links count when something leads to them.
     let blobs: BTreeSet<&Path> =
         cleaned.iter().flat_map(|repo| &repo.blobs).map(|blob| blob.path.as_path()).collect();
-    let roots = survey
-        .links
-        .iter()
-        .filter(|(link, _)| !blobs.contains(link.as_path()) && !holder(link, candidates));
+    let roots =
+        survey.links.iter().filter(|(link, _)| !blobs.contains(link.as_path()) && !holder(link, candidates));
     let mut queue: Vec<&PathBuf> = roots.map(|(_, target)| target).collect();
     while let Some(target) = queue.pop() {
         if !live.paths.insert(target.clone()) {
