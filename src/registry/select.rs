@@ -9,7 +9,6 @@ use super::model::{Filter, Model};
 use super::{Registry, facts};
 use crate::checkpoint::environment::Environment;
 use crate::checkpoint::error::shown_path;
-use crate::checkpoint::hub_cache::HubCacheError;
 use crate::checkpoint::source::{ModelSource, ResolvedModel, SourceError, resolve_model};
 
 /// Why no model is meant.
@@ -32,7 +31,7 @@ pub enum SelectError {
 }
 
 /// Finds the model that an argument names: what [`resolve_model`] finds, else the one model of the registry whose
-/// name or type has the argument in it. Without an argument it is the starter model, else the best that is there.
+/// name or type has the argument in it; a whole id, `org/name`, means that repository alone. Without an argument it is the starter model, else the best that is there.
 ///
 /// # Errors
 /// There is no such model, or several; or its cached copy is incomplete.
@@ -42,13 +41,12 @@ pub fn select_model(argument: Option<&str>, environment: &Environment) -> Result
         Err(error) => error,
     };
     match (&error, argument) {
-        (SourceError::NotAModel { .. } | SourceError::Hub(HubCacheError::NotCached { .. }), Some(query)) => {
-            match query_model(query, environment) {
-                Some(Ok(model)) => Ok(resolved(model)),
-                Some(Err(ambiguous @ QueryError::Ambiguous { .. })) => Err(ambiguous.into()),
-                _ => Err(error.into()),
-            }
-        }
+        // Not for a whole id that is not cached: another model of a longer name would be a surprise.
+        (SourceError::NotAModel { .. }, Some(query)) => match query_model(query, environment) {
+            Some(Ok(model)) => Ok(resolved(model)),
+            Some(Err(ambiguous @ QueryError::Ambiguous { .. })) => Err(ambiguous.into()),
+            _ => Err(error.into()),
+        },
         (SourceError::NoStarter { .. }, None) => {
             let models = models(environment).unwrap_or_default();
             let picked = pick(&models, Machine::memory_here()).cloned();

@@ -231,6 +231,7 @@ fn a_model_is_selected_by_path_id_query_or_nothing() {
         select(Some("llama")).unwrap_err().to_string().contains("ambiguous: org/Big-Llama, org/small-llama")
     );
     assert!(select(Some("nothing-like-it")).unwrap_err().to_string().contains("is no model"));
+    assert!(select(Some("org/small")).unwrap_err().to_string().contains("is not in the Hugging Face cache"));
     assert!(select(Some("no/where")).unwrap_err().to_string().contains("is not in the Hugging Face cache"));
     // Nothing named and no starter: the largest that leaves room.
     assert_eq!(select(None).unwrap().source, ModelSource::Snapshot(snapshot("org--Big-Llama")));
