@@ -32,7 +32,7 @@ Examples:
 pub struct FitArgs {
     /// Part of the model's name; left out, all models are listed
     #[arg(value_name = "QUERY")]
-    query: Option<String>,
+    name: Option<String>,
 
     #[command(flatten)]
     model: ModelArgs,
@@ -70,7 +70,7 @@ pub fn run(args: &FitArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
         measured_rate: None,
     };
     let machines = if args.skus { Machine::apple().collect() } else { vec![Machine::this()] };
-    let named = args.model.explicit()?.or_else(|| args.query.clone());
+    let named = args.model.explicit()?.or_else(|| args.name.clone()).or_else(|| args.model.query.clone());
     let mut fits = Vec::new();
     for model in chosen(named.as_deref(), args.skus)? {
         let footprint = Footprint::of(&model).with_context(|| model.repo_id.clone());
