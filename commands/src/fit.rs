@@ -38,23 +38,29 @@ pub struct FitArgs {
     model: ModelArgs,
 
     /// Tokens of context
-    #[arg(long, visible_alias = "context", value_name = "N", default_value_t = 8192)]
+    #[arg(
+        long,
+        visible_alias = "context",
+        value_name = "N",
+        default_value_t = 8192,
+        help_heading = "Estimate"
+    )]
     ctx: u32,
 
     /// Bits of a packed key-value cache, in groups of 64
-    #[arg(long, value_name = "BITS", value_parser = clap::value_parser!(u64).range(2..=8))]
+    #[arg(long, value_name = "BITS", value_parser = clap::value_parser!(u64).range(2..=8), help_heading = "Estimate")]
     kv_bits: Option<u64>,
 
     /// Memory to use at most, in GB (10^9 bytes), instead of three quarters of what there is
-    #[arg(long, value_name = "GB", value_parser = parse_gigabytes)]
+    #[arg(long, value_name = "GB", value_parser = parse_gigabytes, help_heading = "Estimate")]
     memory_budget: Option<u64>,
 
     /// On every Apple machine
-    #[arg(long)]
+    #[arg(long, help_heading = "Estimate")]
     skus: bool,
 
     /// Print one JSON object a line
-    #[arg(long)]
+    #[arg(long, help_heading = "Estimate")]
     json: bool,
 }
 

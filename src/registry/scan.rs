@@ -111,7 +111,7 @@ impl Scanner<'_> {
             } else if path.is_file() && path.extension().is_some_and(|kind| kind.eq_ignore_ascii_case("gguf"))
             {
                 let id = name(&path.with_extension(""));
-                self.one(&path, stamp(&[path.clone()]), |path| facts::of_gguf(path, &id));
+                self.one(&path, stamp(std::slice::from_ref(&path)), |path| facts::of_gguf(path, &id));
             }
         }
     }

@@ -34,7 +34,7 @@ impl KvScheme {
         match self {
             Self::Dense => elements.saturating_mul(ELEMENT),
             Self::Affine { bits, group } => {
-                let scales = if group == 0 { 0 } else { elements.saturating_mul(4) / group };
+                let scales = elements.saturating_mul(4).checked_div(group).unwrap_or(0);
                 (elements.saturating_mul(bits) / 8).saturating_add(scales)
             }
         }
