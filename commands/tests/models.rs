@@ -115,7 +115,7 @@ fn a_model_is_fetched_listed_judged_and_asked_for() {
     let text = world.said(&["fit", "tiny", "--memory-budget", "0.001"]);
     assert!(text.starts_with("org/tiny-llama does not fit on "), "{text}");
     let skus = world.said(&["fit", "tiny", "--skus"]);
-    assert_eq!(skus.lines().count(), 40);
+    assert_eq!(skus.lines().count(), 42);
     assert!(skus.contains("M4 Max 128 GB"), "{skus}");
 
     assert_eq!(world.said(&["scan"]), "1 model: 0 new or changed, 0 gone\n");
