@@ -195,7 +195,7 @@ mod tests {
     fn this_machine_has_memory_that_can_be_read() {
         assert!(ram().unwrap() > 256 << 20);
         let speed = ram_bandwidth();
-        assert!(speed > 0.1 && speed < 10_000.0, "{speed}");
+        assert!(speed > 0.0 && speed < 10_000.0, "{speed}");
     }
 
     #[test]

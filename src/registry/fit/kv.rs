@@ -66,8 +66,8 @@ impl KvLayout {
         let global_heads = number("num_global_key_value_heads").unwrap_or(kv_heads);
         let global_dim = number("global_head_dim").unwrap_or(head_dim);
         let latent = number("kv_lora_rank").map(|rank| rank + number("qk_rope_head_dim").unwrap_or(0));
-        let full_layer = latent.unwrap_or(2 * global_heads.saturating_mul(global_dim));
-        let sliding_layer = 2 * kv_heads.saturating_mul(head_dim);
+        let full_layer = latent.unwrap_or(global_heads.saturating_mul(global_dim).saturating_mul(2));
+        let sliding_layer = kv_heads.saturating_mul(head_dim).saturating_mul(2);
         let own = layers.saturating_sub(number("num_kv_shared_layers").unwrap_or(0));
 
         let mut layout =
