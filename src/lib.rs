@@ -3,14 +3,17 @@
 //! Layers, each knowing only those below it: [`checkpoint`] and [`tokenizer`] read what a model ships; [`mlx`] is
 //! the array library; [`models`] holds one file a family over [`cache`]; [`sampling`] picks tokens; [`structured`]
 //! finds tool calls in text and keeps tokens to grammars; [`generate`] drives them; [`load`] brings a model's parts
-//! together. The engine parses no arguments, speaks no HTTP and prints nothing.
+//! together; [`hub`] fetches and sends models, [`registry`] knows those on this machine. The engine parses no
+//! arguments, serves no HTTP and prints nothing.
 
 pub mod cache;
 pub mod checkpoint;
 pub mod generate;
+pub mod hub;
 pub mod load;
 pub mod mlx;
 pub mod models;
+pub mod registry;
 pub mod sampling;
 pub mod structured;
 pub mod tokenizer;

@@ -11,11 +11,17 @@ use crate::chat::ChatArgs;
 use crate::completions::CompletionsArgs;
 use crate::env;
 use crate::exit::ExitStatus;
+use crate::fit::FitArgs;
+use crate::gc::GcArgs;
 use crate::generate::GenerateArgs;
+use crate::get::GetArgs;
 use crate::goldens::Goldens;
+use crate::ls::LsArgs;
 use crate::man::ManArgs;
 use crate::printer::{ColorMode, Printer, Verbosity};
 use crate::reference::DocsArgs;
+use crate::scan::ScanArgs;
+use crate::upload::UploadArgs;
 use crate::version;
 
 /// Run language models on MLX
@@ -69,6 +75,13 @@ pub enum Verb {
     Chat(Box<ChatArgs>),
     #[command(alias = "cache_prompt")]
     CachePrompt(Box<CachePromptArgs>),
+    Get(GetArgs),
+    #[command(visible_alias = "list")]
+    Ls(LsArgs),
+    Scan(ScanArgs),
+    Fit(Box<FitArgs>),
+    Gc(GcArgs),
+    Upload(UploadArgs),
     Goldens(Goldens),
     Completions(CompletionsArgs),
     Man(ManArgs),

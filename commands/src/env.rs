@@ -25,6 +25,8 @@ pub const MLX_BUN_CPU_PRECISION: &str = "MLX_BUN_CPU_PRECISION";
 pub const MLX_BUN_CPU_ISA: &str = "MLX_BUN_CPU_ISA";
 /// Which MLX build the launcher put in place.
 pub const MLX_BUN_BACKEND: &str = "MLX_BUN_BACKEND";
+/// No progress bars for transfers.
+pub const HF_HUB_DISABLE_PROGRESS_BARS: &str = "HF_HUB_DISABLE_PROGRESS_BARS";
 /// Where state lives.
 pub const XDG_STATE_HOME: &str = "XDG_STATE_HOME";
 /// The user's home.
@@ -76,6 +78,43 @@ pub const GROUPS: &[Group] = &[
             Variable {
                 name: "HF_HOME",
                 doc: "Hugging Face's folder; default `$XDG_CACHE_HOME/huggingface`, else `~/.cache/huggingface`",
+            },
+            Variable {
+                name: "HF_TOKEN",
+                doc: "The access token; default the file `$HF_TOKEN_PATH`. It is sent to the hub and to nobody else",
+            },
+            Variable { name: "HUGGING_FACE_HUB_TOKEN", doc: "Older name of `HF_TOKEN`" },
+            Variable { name: "HF_TOKEN_PATH", doc: "The file with the token; default `$HF_HOME/token`" },
+            Variable {
+                name: "HF_HUB_DISABLE_IMPLICIT_TOKEN",
+                doc: "`1`, `on`, `yes` or `true`: downloads send no token",
+            },
+            Variable { name: "HF_ENDPOINT", doc: "The hub's address; default `https://huggingface.co`" },
+            Variable {
+                name: "HF_HUB_OFFLINE",
+                doc: "`1`, `on`, `yes` or `true`: the network is not used; `TRANSFORMERS_OFFLINE` likewise",
+            },
+            Variable { name: "TRANSFORMERS_OFFLINE", doc: "As `HF_HUB_OFFLINE`" },
+            Variable {
+                name: "HF_HUB_ETAG_TIMEOUT",
+                doc: "Seconds to wait for the hub's answers; default 10",
+            },
+            Variable {
+                name: "HF_HUB_DOWNLOAD_TIMEOUT",
+                doc: "Seconds to wait for more of a file before the connection is made anew; default 10",
+            },
+            Variable {
+                name: HF_HUB_DISABLE_PROGRESS_BARS,
+                doc: "`1`, `on`, `yes` or `true`: no progress bars for downloads and uploads",
+            },
+            Variable {
+                name: "SSL_CERT_FILE",
+                doc: "Certificates to trust instead of the built-in ones; `REQUESTS_CA_BUNDLE` likewise",
+            },
+            Variable { name: "REQUESTS_CA_BUNDLE", doc: "As `SSL_CERT_FILE`" },
+            Variable {
+                name: "HTTPS_PROXY",
+                doc: "The proxy to the hub; `ALL_PROXY`, `HTTP_PROXY` and `NO_PROXY` likewise",
             },
         ],
     ),

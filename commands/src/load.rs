@@ -6,9 +6,9 @@ use std::path::Path;
 use anyhow::Context as _;
 use mlx_bun::cache::{LayerCache, LayerKind};
 use mlx_bun::checkpoint::environment::Environment;
-use mlx_bun::checkpoint::source::resolve_model;
 use mlx_bun::generate::prompt_cache;
 use mlx_bun::mlx::{self, DeviceKind, cpu_ops};
+use mlx_bun::registry::select::select_model;
 use serde_json::Value;
 
 use crate::engine::{Engine, LoadOptions};
@@ -38,7 +38,7 @@ pub fn load(options: &LoadOptions, printer: &Printer) -> anyhow::Result<Box<dyn 
         // An empty name stands for the starter.
         (given, recorded) => given.or(recorded).filter(|name| !name.is_empty()),
     };
-    let resolved = resolve_model(argument.as_deref(), &Environment::of_process())?;
+    let resolved = select_model(argument.as_deref(), &Environment::of_process())?;
     printer.detail(&format!("model: {}", resolved.source.path().display()));
     let mut loaded = mlx_bun::load::load(&resolved.source)?;
     let recorded = metadata.as_ref().map(recorded_eos_token).transpose()?.flatten();

@@ -9,19 +9,27 @@ mod engine;
 mod env;
 mod error;
 mod exit;
+mod fit;
+mod gc;
 mod generate;
+mod get;
 mod goldens;
+mod hub;
 mod interrupt;
 mod load;
+mod ls;
 mod man;
 mod output;
 mod printer;
 mod prompt;
 mod prompt_file;
 mod reference;
+mod scan;
 #[cfg(test)]
 mod scripted;
 mod session;
+mod table;
+mod upload;
 mod version;
 
 use std::process::ExitCode;
@@ -53,6 +61,12 @@ fn run(verb: Verb, printer: Printer) -> anyhow::Result<ExitStatus> {
         Verb::Generate(args) => generate::run(&args, printer, load::load),
         Verb::Chat(args) => chat::run(&args, printer, load::load),
         Verb::CachePrompt(args) => cache_prompt::run(&args, &printer, load::load),
+        Verb::Get(args) => get::run(&args, &printer),
+        Verb::Ls(args) => ls::run(&args, &printer),
+        Verb::Scan(args) => scan::run(&args, &printer),
+        Verb::Fit(args) => fit::run(&args, &printer),
+        Verb::Gc(args) => gc::run(&args, &printer),
+        Verb::Upload(args) => upload::run(&args, &printer),
         Verb::Goldens(args) => {
             let agrees = args.run(&mut printer.stdout())?;
             Ok(if agrees { ExitStatus::Success } else { ExitStatus::Failure })

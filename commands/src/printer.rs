@@ -205,6 +205,17 @@ impl Printer {
         }
         Progress(Some(bar))
     }
+
+    /// A bar over so many bytes, with speed and time left; it draws nothing when progress is off.
+    pub fn transfer(&self, label: &'static str, total: u64) -> Progress {
+        let progress = self.progress(label, total);
+        let template =
+            "{msg} {wide_bar} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta} left";
+        if let (Some(bar), Ok(style)) = (&progress.0, ProgressStyle::with_template(template)) {
+            bar.set_style(style);
+        }
+        progress
+    }
 }
 
 /// A progress bar that leaves no trace when it goes.
@@ -215,6 +226,24 @@ impl Progress {
     pub fn set(&self, done: u64) {
         if let Some(bar) = &self.0 {
             bar.set_position(done);
+        }
+    }
+
+    /// Moves the bar on; what was there already says nothing about the speed.
+    pub fn advance(&self, by: u64, worked: bool) {
+        if let Some(bar) = &self.0 {
+            bar.inc(by);
+            if !worked {
+                bar.reset_eta();
+            }
+        }
+    }
+
+    /// Moves the bar back.
+    pub fn rewind(&self, by: u64) {
+        if let Some(bar) = &self.0 {
+            bar.set_position(bar.position().saturating_sub(by));
+            bar.reset_eta();
         }
     }
 }

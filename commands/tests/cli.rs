@@ -25,6 +25,12 @@ fn help_lists_the_verbs() {
       generate      Answer a prompt and exit [alias: gen]
       chat          Talk with a model
       cache-prompt  Compute a long prompt once and save it for `generate --prompt-cache-file`
+      get           Download a model from the hub, or go on with a download
+      ls            List the models on this machine [alias: list]
+      scan          Look for models in the Hugging Face cache and in folders of yours
+      fit           Tell whether a model fits into memory, and how fast it would be
+      gc            Delete old snapshots from the Hugging Face cache
+      upload        Send a folder to the hub as one commit
       goldens       Compare the engine with mlx-lm, bit for bit
       completions   Print a completion script for a shell
       man           Print a manual page, or write all of them
@@ -152,7 +158,9 @@ fn short_help_of_generate_is_for_newcomers() {
 
 #[test]
 fn long_help_of_every_verb_has_examples() {
-    for verb in ["generate", "chat", "cache-prompt", "completions", "man"] {
+    for verb in
+        ["generate", "chat", "cache-prompt", "get", "ls", "scan", "fit", "gc", "upload", "completions", "man"]
+    {
         let output = String::from_utf8(mlx_bun(&[verb, "--help"]).output().unwrap().stdout).unwrap();
         assert!(output.contains("Example"), "{verb}");
         assert!(output.contains(&format!("mlx-bun {verb}")), "{verb}");

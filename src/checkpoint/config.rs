@@ -88,9 +88,13 @@ impl Config {
     /// # Errors
     /// As [`Config::model_type`].
     pub fn family(&self) -> Result<&str, CheckpointError> {
-        let model_type = self.model_type()?;
+        self.model_type().map(Self::family_of)
+    }
+
+    /// The family whose code runs models of this type.
+    pub fn family_of(model_type: &str) -> &str {
         let remapped = REMAPPED_TYPES.iter().find(|(from, _)| *from == model_type);
-        Ok(remapped.map_or(model_type, |(_, to)| to))
+        remapped.map_or(model_type, |(_, to)| to)
     }
 
     /// The root as a family's argument struct.

@@ -106,18 +106,31 @@ impl HubCache {
     /// The cache that huggingface_hub would use: `HF_HUB_CACHE`, else `HUGGINGFACE_HUB_CACHE`, else `hub`
     /// in `HF_HOME`, which is `huggingface` in the user's caches when unset.
     pub fn from_environment(environment: &Environment) -> Self {
-        let home =
-            || environment.path("HF_HOME").unwrap_or_else(|| environment.cache_home().join("huggingface"));
         let root = environment
             .path("HF_HUB_CACHE")
             .or_else(|| environment.path("HUGGINGFACE_HUB_CACHE"))
-            .unwrap_or_else(|| home().join("hub"));
+            .unwrap_or_else(|| Self::home(environment).join("hub"));
         Self { root }
+    }
+
+    /// Hugging Face's folder, where its token lies.
+    pub fn home(environment: &Environment) -> PathBuf {
+        environment.path("HF_HOME").unwrap_or_else(|| environment.cache_home().join("huggingface"))
+    }
+
+    /// The cache in this directory.
+    pub fn at(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
     }
 
     /// Its root directory.
     pub fn root(&self) -> &Path {
         &self.root
+    }
+
+    /// Where a repository's files are or would be.
+    pub fn repo(&self, repo_id: &str) -> PathBuf {
+        self.root.join(repo_folder(repo_id))
     }
 
     /// Finds a snapshot by branch, tag or full commit hash; `main` when no revision is given. Whether it is
@@ -126,7 +139,7 @@ impl HubCache {
     /// # Errors
     /// When the repository or the revision is not cached.
     pub fn find(&self, repo_id: &str, revision: Option<&str>) -> Result<HubSnapshot, HubCacheError> {
-        let repo = self.root.join(format!("{REPO_PREFIX}{}", repo_id.replace('/', "--")));
+        let repo = self.repo(repo_id);
         if !is_repo_id(repo_id) || !repo.is_dir() {
             return Err(HubCacheError::NotCached { repo_id: repo_id.to_owned(), cache: self.root.clone() });
         }
@@ -149,6 +162,16 @@ impl HubCache {
     }
 }
 
+/// The name of a repository's folder in the cache (huggingface_hub `repo_folder_name`).
+pub fn repo_folder(repo_id: &str) -> String {
+    format!("{REPO_PREFIX}{}", repo_id.replace('/', "--"))
+}
+
+/// The repository of a folder in the cache; `None` for anything but a model's.
+pub fn repo_of_folder(folder: &str) -> Option<String> {
+    folder.strip_prefix(REPO_PREFIX).map(|name| name.replace("--", "/"))
+}
+
 /// Whether `text` has the form `org/name` of a hub repository (huggingface_hub `validate_repo_id`).
 pub fn is_repo_id(text: &str) -> bool {
     let part = |part: &str| {
@@ -168,8 +191,8 @@ pub fn origin_of(snapshot: &Path) -> Option<(String, String)> {
     let snapshot = std::path::absolute(snapshot).ok()?;
     let commit = snapshot.file_name()?.to_str()?;
     let snapshots = snapshot.parent()?;
-    let repo = snapshots.parent()?.file_name()?.to_str()?.strip_prefix(REPO_PREFIX)?;
-    (snapshots.file_name()? == "snapshots").then(|| (repo.replace("--", "/"), commit.to_owned()))
+    let repo = repo_of_folder(snapshots.parent()?.file_name()?.to_str()?)?;
+    (snapshots.file_name()? == "snapshots").then(|| (repo, commit.to_owned()))
 }
 
 /// The commit that a ref file names.

@@ -11,6 +11,7 @@ pub mod prompt;
 pub mod range;
 pub mod reply;
 pub mod sampling;
+pub mod size;
 pub mod template;
 
 /// Things that are allowed but do nothing; said once, before the work.

@@ -9,9 +9,14 @@ use crate::error::Complaint;
 pub struct ModelArgs {
     /// The model: a folder, a .gguf file, or the id of a model in the Hugging Face cache
     ///
-    /// Left out, it is that of the variable MLX_BUN_MODEL, else the starter model that `scripts/mlx-bun` fetches.
+    /// Part of an id is enough where only one model has it. Left out, it is that of `--query`, then that of the
+    /// variable MLX_BUN_MODEL, else the starter model that `scripts/mlx-bun` fetches, else the best model there is.
     #[arg(short = 'M', long, value_name = "MODEL")]
     pub model: Option<String>,
+
+    /// Part of the model's name, when `--model` is not given
+    #[arg(long, value_name = "TEXT", hide_short_help = true)]
+    pub query: Option<String>,
 
     /// Refused: code that a model ships is never run
     #[arg(long, hide_short_help = true)]
@@ -35,7 +40,7 @@ impl ModelArgs {
             return Err(Complaint::usage(format!("two models: `--model` and the argument `{argument}`"))
                 .hint("put a prompt in quotes, or drop one of the two"));
         }
-        match argument.as_deref().or(self.model.as_deref()) {
+        match argument.as_deref().or(self.model.as_deref()).or(self.query.as_deref()) {
             Some("") => Err(Complaint::usage("the model's name is empty")
                 .hint("name a folder, a .gguf file or a hub id, or leave it out for the starter model")),
             Some(model) => Ok(Some(model.to_owned())),

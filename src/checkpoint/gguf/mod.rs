@@ -64,6 +64,35 @@ pub fn load(path: &Path) -> Result<GgufModel, GgufError> {
     map(path).and_then(|file| read(&file)).map_err(|fault| GgufError { path: path.to_owned(), fault })
 }
 
+/// What the header alone tells about a model.
+#[derive(Debug)]
+pub struct GgufSummary {
+    /// As [`GgufModel::config`], without `quantization` and token ids.
+    pub config: Map<String, Value>,
+    /// Elements of all tensors.
+    pub parameters: u64,
+    /// The chat template.
+    pub chat_template: Option<String>,
+}
+
+/// Reads the header of a file and nothing else.
+///
+/// # Errors
+/// As [`load`], as far as the header shows it.
+pub fn summarize(path: &Path) -> Result<GgufSummary, GgufError> {
+    let read = |file: MappedFile| {
+        let header = Header::parse(&file)?;
+        let elements =
+            |info: &TensorInfo| info.shape.iter().map(|&size| size as u64).fold(1, u64::saturating_mul);
+        Ok(GgufSummary {
+            config: config::read(&header, None)?.json,
+            parameters: header.tensors.values().map(elements).fold(0, u64::saturating_add),
+            chat_template: header.metadata.text("tokenizer.chat_template")?.map(str::to_owned),
+        })
+    };
+    map(path).and_then(read).map_err(|fault| GgufError { path: path.to_owned(), fault })
+}
+
 fn map(path: &Path) -> Result<MappedFile, Fault> {
     let file = File::open(path)?;
     if file.metadata()?.len() == 0 {

@@ -1,0 +1,83 @@
+//! `mlx-bun upload`: sends a model's folder to the hub.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use mlx_bun::hub::UploadRequest;
+
+use crate::args::size::shown_size;
+use crate::exit::ExitStatus;
+use crate::generate::MORE;
+use crate::hub::{TransferBar, client, complaint};
+use crate::interrupt::Interrupt;
+use crate::printer::Printer;
+
+const EXAMPLES: &str = "\
+Example:
+  HF_TOKEN=hf_... mlx-bun upload --path ./my-model --upload-repo me/my-model --private";
+
+/// Send a folder to the hub as one commit
+///
+/// The repository is made if it is not there. Files that the hub has already are not sent again. Prints the commit's
+/// address.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = MORE, after_long_help = EXAMPLES)]
+pub struct UploadArgs {
+    /// The folder
+    #[arg(long, value_name = "FOLDER", default_value = "mlx_model")]
+    path: PathBuf,
+
+    /// The repository, like org/name
+    #[arg(long, value_name = "ID")]
+    upload_repo: String,
+
+    /// Make it private, if it is made now
+    #[arg(long)]
+    private: bool,
+
+    /// The branch
+    #[arg(long, value_name = "BRANCH", default_value = "main")]
+    revision: String,
+
+    /// The commit's message
+    #[arg(
+        long,
+        visible_alias = "commit-message",
+        value_name = "TEXT",
+        default_value = "Upload with mlx-bun"
+    )]
+    message: String,
+
+    /// Only files that match this pattern; can be given several times
+    #[arg(long, value_name = "PATTERN")]
+    include: Vec<String>,
+
+    /// No files that match this pattern; can be given several times
+    #[arg(long, value_name = "PATTERN")]
+    exclude: Vec<String>,
+}
+
+/// Runs the verb.
+///
+/// # Errors
+/// No token, nothing to send, or what the hub, the network or the disk said.
+pub fn run(args: &UploadArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
+    let _interrupt = Interrupt::install(printer)?;
+    let client = client(true)?;
+    let request = UploadRequest {
+        folder: args.path.clone(),
+        repo_id: args.upload_repo.clone(),
+        private: args.private,
+        revision: Some(args.revision.clone()),
+        message: Some(args.message.clone()),
+        include: args.include.clone(),
+        exclude: args.exclude.clone(),
+    };
+    let bar = TransferBar::new(printer, "Sending");
+    let sent = client.upload(&request, &bar).map_err(complaint)?;
+    drop(bar);
+    let transferred = shown_size(sent.transferred);
+    printer.note(&format!("{}: {} files, {transferred} transferred", request.repo_id, sent.files));
+    writeln!(printer.stdout(), "{}", sent.url)?;
+    Ok(ExitStatus::Success)
+}
