@@ -8,6 +8,7 @@ use super::model::ModelArgs;
 use super::numerics::NumericsArgs;
 use super::template::TemplateArgs;
 use crate::engine::LoadOptions;
+use crate::error::Complaint;
 
 /// The model and how it is spoken to.
 #[derive(Clone, Debug, clap::Args)]
@@ -40,6 +41,11 @@ impl SourceArgs {
         prompt_cache_file: Option<PathBuf>,
         warnings: &mut Warnings,
     ) -> anyhow::Result<LoadOptions> {
+        if let (Some(argument), Some(_)) = (&argument, &self.model.model) {
+            // Most likely words of a prompt without quotes.
+            let complaint = Complaint::usage(format!("two models: `--model` and the argument `{argument}`"));
+            return Err(complaint.hint("put a prompt in quotes, or drop one of the two").into());
+        }
         Ok(LoadOptions {
             model: self.model.resolve(argument, prompt_cache_file.is_none())?,
             extra_eos_tokens: Vec::new(),

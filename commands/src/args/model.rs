@@ -24,11 +24,11 @@ pub struct ModelArgs {
 }
 
 impl ModelArgs {
-    /// The model named by a verb's `argument` or by the flag, if any; by `MLX_BUN_MODEL` too if `environment` allows
-    /// it.
+    /// The model that `--model`, else a verb's `argument`, else `--query` names, if any; `MLX_BUN_MODEL` too if
+    /// `environment` allows it.
     ///
     /// # Errors
-    /// `--trust-remote-code`, an empty name, or two names.
+    /// `--trust-remote-code`, or an empty name.
     pub fn resolve(&self, argument: Option<String>, environment: bool) -> Result<Option<String>, Complaint> {
         if self.trust_remote_code {
             return Err(Complaint::usage(
@@ -36,11 +36,7 @@ impl ModelArgs {
             )
             .hint("leave the flag out; the supported families are built in"));
         }
-        if let (Some(argument), Some(_)) = (&argument, &self.model) {
-            return Err(Complaint::usage(format!("two models: `--model` and the argument `{argument}`"))
-                .hint("put a prompt in quotes, or drop one of the two"));
-        }
-        match argument.as_deref().or(self.model.as_deref()).or(self.query.as_deref()) {
+        match self.model.as_deref().or(argument.as_deref()).or(self.query.as_deref()) {
             Some("") => Err(Complaint::usage("the model's name is empty")
                 .hint("name a folder, a .gguf file or a hub id, or leave it out for the starter model")),
             Some(model) => Ok(Some(model.to_owned())),
