@@ -1,6 +1,8 @@
 //! Exit codes, in one place: what scripts may rely on.
 
-use std::process::ExitCode;
+use std::io::{self, Write};
+
+use signal_hook::low_level;
 
 /// How the program ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,14 +43,14 @@ impl ExitStatus {
         }
     }
 
+    /// Ends the process without running destructors of other libraries: MLX's threads may be at work.
+    pub fn leave(self) {
+        let _ = io::stdout().flush();
+        low_level::exit(i32::from(self.code()));
+    }
+
     /// The table as indented lines.
     pub fn table() -> String {
         Self::ALL.iter().map(|(status, meaning)| format!("  {:<4}{meaning}\n", status.code())).collect()
-    }
-}
-
-impl From<ExitStatus> for ExitCode {
-    fn from(status: ExitStatus) -> Self {
-        Self::from(status.code())
     }
 }

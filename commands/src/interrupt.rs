@@ -105,14 +105,14 @@ impl Interrupt {
     }
 }
 
-/// Ends the process without running destructors: other threads may be in the middle of MLX's work.
+/// Ends the process, with the terminal as it was.
 fn leave(state: u8, status: ExitStatus) {
     printer::restore_terminal();
     // At the prompt of `chat` the line editor has the terminal in raw mode, and cannot be asked to give it back.
     if state == IDLE && io::stdin().is_terminal() {
         let _ = Command::new("stty").arg("sane").status();
     }
-    low_level::exit(i32::from(status.code()));
+    status.leave();
 }
 
 #[cfg(test)]

@@ -32,8 +32,6 @@ mod table;
 mod upload;
 mod version;
 
-use std::process::ExitCode;
-
 use cli::Verb;
 use exit::ExitStatus;
 use printer::{ColorMode, Printer, Verbosity};
@@ -42,7 +40,7 @@ use printer::{ColorMode, Printer, Verbosity};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-fn main() -> ExitCode {
+fn main() {
     let arguments: Vec<_> = std::env::args_os().collect();
     let status = match cli::parse(&arguments) {
         Ok(Ok(cli)) => {
@@ -53,7 +51,7 @@ fn main() -> ExitCode {
         Ok(Err(status)) => status,
         Err(error) => report(&error, &Printer::new(Verbosity::Default, ColorMode::Auto, false)),
     };
-    status.into()
+    status.leave()
 }
 
 fn run(verb: Verb, printer: Printer) -> anyhow::Result<ExitStatus> {

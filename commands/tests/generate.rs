@@ -320,8 +320,10 @@ fn l1_without_a_temporary_folder_says_what_to_do() {
     let said = text(&refused.stderr);
     assert!(said.starts_with("error: cannot write to the temporary folder `/nonexistent/tmp`"), "{said}");
     assert!(said.contains("hint: set TMPDIR to a folder that exists"), "{said}");
-    assert!(generate(&[]).status.success());
-    assert!(generate(&["--l1", "--compiled-activations", "off"]).status.success());
+    for arguments in [&[][..], &["--l1", "--compiled-activations", "off"]] {
+        let output = generate(arguments);
+        assert!(output.status.success(), "{:?}: {}", output.status, text(&output.stderr));
+    }
 }
 
 #[test]
@@ -372,9 +374,16 @@ fn ctrl_c_before_the_first_token_leaves_no_trace() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
+    // Stands ready, since the prompt does not take long.
+    let mut killer = Command::new("sh")
+        .args(["-c", "read _; kill -INT $0", &child.id().to_string()])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     assert!(lines.next().unwrap().unwrap().starts_with("model: "));
-    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    killer.stdin.take().unwrap().write_all(b"\n").unwrap();
+    assert!(killer.wait().unwrap().success());
     let said: Vec<_> = lines.map(Result::unwrap).collect();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130));

@@ -151,6 +151,15 @@ pub struct TokenGenerator<'a> {
     generated: usize,
 }
 
+/// The step in flight is finished first: MLX's thread would otherwise run into the end of the process, or write into
+/// caches that somebody else goes on with.
+impl Drop for TokenGenerator<'_> {
+    fn drop(&mut self) {
+        // An error here is one that nobody is left to be told of.
+        let _ = mlx::synchronize();
+    }
+}
+
 impl<'a> TokenGenerator<'a> {
     /// Prepares a generation that continues `caches` with `prompt`. Computes nothing yet.
     ///
