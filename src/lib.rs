@@ -10,5 +10,6 @@ pub mod generate;
 pub mod load;
 pub mod mlx;
 pub mod models;
+pub mod quantize;
 pub mod sampling;
 pub mod tokenizer;

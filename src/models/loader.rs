@@ -4,7 +4,7 @@ use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error as _};
 
 use super::ConfigError;
 use super::layers::{Embedding, Linear, RmsNorm, Weight};
-use crate::checkpoint::{AuditError, CheckpointError, Config, Tensor, TensorSource, WeightTensors};
+use crate::checkpoint::{AuditError, CheckpointError, Config, Taken, Tensor, TensorSource, WeightTensors};
 use crate::mlx::{self, Array, Dtype};
 
 /// Layers a config may name; more is a broken file, not a model.
@@ -89,6 +89,11 @@ impl<'a> Loader<'a> {
     /// Whether the checkpoint has a tensor.
     pub fn contains(&self, name: &str) -> bool {
         self.tensors.contains(name)
+    }
+
+    /// The tensors that the family took, in the order in which it took them.
+    pub fn taken(&mut self) -> Vec<Taken> {
+        self.tensors.taken()
     }
 
     /// Ends loading: nothing may be left over.

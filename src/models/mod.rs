@@ -13,7 +13,7 @@ mod qwen3;
 pub mod rope;
 
 use crate::cache::{LayerCache, LayerKind};
-use crate::checkpoint::{Config, TensorSource};
+use crate::checkpoint::{Config, Taken, TensorSource};
 use crate::mlx::{Array, Dtype, Result};
 use loader::{LoadError, Loader};
 
@@ -83,6 +83,18 @@ pub fn load(
     tensors: TensorSource,
     compute_dtype: Option<Dtype>,
 ) -> std::result::Result<Box<dyn Model>, LoadError> {
+    Ok(load_with_inventory(config, tensors, compute_dtype)?.0)
+}
+
+/// [`load`], and the tensors that the family took: those that a converted model consists of.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_with_inventory(
+    config: &Config,
+    tensors: TensorSource,
+    compute_dtype: Option<Dtype>,
+) -> std::result::Result<(Box<dyn Model>, Vec<Taken>), LoadError> {
     let family = config.family()?;
     let Some((_, load)) = FAMILIES.iter().find(|(name, _)| *name == family) else {
         let supported = families().collect::<Vec<_>>().join(", ");
@@ -90,6 +102,7 @@ pub fn load(
     };
     let mut loader = Loader::new(config, tensors, compute_dtype);
     let model = load(&mut loader)?;
+    let taken = loader.taken();
     loader.finish(family)?;
-    Ok(model)
+    Ok((model, taken))
 }
