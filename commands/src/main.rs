@@ -5,6 +5,7 @@ mod cache_prompt;
 mod chat;
 mod cli;
 mod completions;
+mod convert;
 mod engine;
 mod env;
 mod error;
@@ -53,6 +54,7 @@ fn run(verb: Verb, printer: Printer) -> anyhow::Result<ExitStatus> {
         Verb::Generate(args) => generate::run(&args, printer, load::load),
         Verb::Chat(args) => chat::run(&args, printer, load::load),
         Verb::CachePrompt(args) => cache_prompt::run(&args, &printer, load::load),
+        Verb::Convert(args) => convert::run(&args, &printer),
         Verb::Goldens(args) => {
             let agrees = args.run(&mut printer.stdout())?;
             Ok(if agrees { ExitStatus::Success } else { ExitStatus::Failure })

@@ -41,12 +41,22 @@ fn magnitude(values: &[f32]) -> f32 {
     values.iter().fold(0.0, |largest, value| if value.abs() > largest { value.abs() } else { largest })
 }
 
-/// The power of two nearest, in its exponent, to what would map the largest number to `largest`.
+/// The least power of two by which the largest number becomes no more than `largest`.
 fn power_of_two(values: &[f32], largest: f32, kind: FloatType) -> Scale {
     let exact = kind.round(magnitude(values) / largest);
-    let exponent =
-        if exact == 0.0 { 0.0 } else { kind.round(kind.round(exact.log2()).round_ties_even()) };
-    (kind.round(exponent + 127.0) as i32 as u8, kind.round(exponent.exp2()))
+    let exponent = if exact == 0.0 { 0 } else { ceil_log2(exact) };
+    ((exponent + 127) as u8, kind.round((exponent as f32).exp2()))
+}
+
+/// The logarithm to base 2 of a positive number, rounded up.
+fn ceil_log2(value: f32) -> i32 {
+    const SUBNORMAL_SHIFT: i32 = 64;
+    let (value, shift) = match value.is_normal() {
+        true => (value, 0),
+        false => (value * (SUBNORMAL_SHIFT as f32).exp2(), SUBNORMAL_SHIFT),
+    };
+    let (exponent, mantissa) = (value.to_bits() >> 23, value.to_bits() & 0x7f_ffff);
+    exponent as i32 - 127 + i32::from(mantissa != 0) - shift
 }
 
 fn pack_e2m1(values: &[f32], scale: f32, kind: FloatType, packed: &mut [u8]) {

@@ -1,9 +1,19 @@
 //! Quantizing models: the codes of MLX's four modes, which module gets which, and the conversion of a model on disk.
 
 mod affine;
+mod convert;
 mod float_codes;
 mod numbers;
 mod pack;
+mod recipe;
+mod source;
+mod unpack;
 
+pub use convert::{
+    Action, ConvertError, ConvertOptions, Converted, OnProgress, Progress, convert, saved_config,
+};
 pub use numbers::FloatType;
 pub use pack::{Packed, quantize};
+pub use recipe::{Predicate, Recipe, RecipeError};
+pub use source::{KV_CONFIG_NAME, SourceFiles, SourceModel, block_index};
+pub use unpack::dequantize;
