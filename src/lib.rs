@@ -10,6 +10,7 @@ pub mod generate;
 pub mod load;
 pub mod mlx;
 pub mod models;
+pub mod perplexity;
 pub mod quantize;
 pub mod sampling;
 pub mod tokenizer;

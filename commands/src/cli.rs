@@ -15,6 +15,7 @@ use crate::exit::ExitStatus;
 use crate::generate::GenerateArgs;
 use crate::goldens::Goldens;
 use crate::man::ManArgs;
+use crate::perplexity::PerplexityArgs;
 use crate::printer::{ColorMode, Printer, Verbosity};
 use crate::reference::DocsArgs;
 
@@ -69,6 +70,7 @@ pub enum Verb {
     #[command(alias = "cache_prompt")]
     CachePrompt(Box<CachePromptArgs>),
     Convert(Box<ConvertArgs>),
+    Perplexity(Box<PerplexityArgs>),
     Goldens(Goldens),
     Completions(CompletionsArgs),
     Man(ManArgs),

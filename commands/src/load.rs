@@ -11,6 +11,7 @@ use mlx_bun::generate::prompt_cache;
 use mlx_bun::mlx::{self, DeviceKind, cpu_ops};
 use serde_json::Value;
 
+use crate::args::numerics::Numerics;
 use crate::engine::{Engine, LoadOptions};
 use crate::env;
 use crate::error::Complaint;
@@ -23,7 +24,7 @@ use crate::session::{CACHE_EOS_TOKEN, CACHE_MODEL, CACHE_TOKENIZER, Session};
 /// # Errors
 /// There is no such model, or it cannot be used.
 pub fn load(options: &LoadOptions, printer: &Printer) -> anyhow::Result<Box<dyn Engine>> {
-    choose_numerics(options, printer)?;
+    choose_numerics(options.numerics, printer)?;
     let saved = options.prompt_cache_file.as_deref().map(|file| saved_cache(file, options)).transpose()?;
     let (prefix, metadata) = saved.unzip();
     let recorded = metadata.as_ref().and_then(|metadata: &BTreeMap<_, _>| metadata.get(CACHE_MODEL).cloned());
@@ -70,8 +71,7 @@ fn absolute(name: &str) -> String {
 
 /// Fused activations are mlx-lm's bits. On a Linux CPU they need a C++ compiler at run time, so there they are
 /// on only where those bits are asked for.
-fn choose_numerics(options: &LoadOptions, printer: &Printer) -> anyhow::Result<()> {
-    let numerics = options.numerics;
+pub fn choose_numerics(numerics: Numerics, printer: &Printer) -> anyhow::Result<()> {
     let wanted =
         numerics.compiled_activations.unwrap_or(numerics.l1 || mlx::default_device() == DeviceKind::Gpu);
     let available = wanted && mlx::compile_available();

@@ -16,6 +16,7 @@ mod interrupt;
 mod load;
 mod man;
 mod output;
+mod perplexity;
 mod printer;
 mod prompt;
 mod prompt_file;
@@ -55,6 +56,7 @@ fn run(verb: Verb, printer: Printer) -> anyhow::Result<ExitStatus> {
         Verb::Chat(args) => chat::run(&args, printer, load::load),
         Verb::CachePrompt(args) => cache_prompt::run(&args, &printer, load::load),
         Verb::Convert(args) => convert::run(&args, &printer),
+        Verb::Perplexity(args) => perplexity::run(&args, &printer),
         Verb::Goldens(args) => {
             let agrees = args.run(&mut printer.stdout())?;
             Ok(if agrees { ExitStatus::Success } else { ExitStatus::Failure })
