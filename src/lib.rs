@@ -8,6 +8,7 @@ pub mod cache;
 pub mod checkpoint;
 pub mod generate;
 pub mod load;
+pub mod lora;
 pub mod mlx;
 pub mod models;
 pub mod perplexity;

@@ -12,6 +12,7 @@ use crate::completions::CompletionsArgs;
 use crate::convert::ConvertArgs;
 use crate::env;
 use crate::exit::ExitStatus;
+use crate::fuse::FuseArgs;
 use crate::generate::GenerateArgs;
 use crate::goldens::Goldens;
 use crate::man::ManArgs;
@@ -70,6 +71,7 @@ pub enum Verb {
     #[command(alias = "cache_prompt")]
     CachePrompt(Box<CachePromptArgs>),
     Convert(Box<ConvertArgs>),
+    Fuse(Box<FuseArgs>),
     Perplexity(Box<PerplexityArgs>),
     Goldens(Goldens),
     Completions(CompletionsArgs),

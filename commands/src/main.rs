@@ -10,6 +10,7 @@ mod engine;
 mod env;
 mod error;
 mod exit;
+mod fuse;
 mod generate;
 mod goldens;
 mod interrupt;
@@ -56,6 +57,7 @@ fn run(verb: Verb, printer: Printer) -> anyhow::Result<ExitStatus> {
         Verb::Chat(args) => chat::run(&args, printer, load::load),
         Verb::CachePrompt(args) => cache_prompt::run(&args, &printer, load::load),
         Verb::Convert(args) => convert::run(&args, &printer),
+        Verb::Fuse(args) => fuse::run(&args, &printer),
         Verb::Perplexity(args) => perplexity::run(&args, &printer),
         Verb::Goldens(args) => {
             let agrees = args.run(&mut printer.stdout())?;

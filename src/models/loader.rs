@@ -5,6 +5,7 @@ use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error as _};
 use super::ConfigError;
 use super::layers::{Embedding, Linear, RmsNorm, Weight};
 use crate::checkpoint::{AuditError, CheckpointError, Config, Taken, Tensor, TensorSource, WeightTensors};
+use crate::lora::{Adapter, AdapterError};
 use crate::mlx::{self, Array, Dtype};
 
 /// Layers a config may name; more is a broken file, not a model.
@@ -55,6 +56,9 @@ pub enum LoadError {
     /// MLX failed.
     #[error(transparent)]
     Mlx(#[from] mlx::Error),
+    /// The adapter.
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
 }
 
 impl From<AuditError> for LoadError {
@@ -68,12 +72,18 @@ pub struct Loader<'a> {
     config: &'a Config,
     tensors: TensorSource,
     compute_dtype: Option<Dtype>,
+    adapter: Option<Adapter>,
 }
 
 impl<'a> Loader<'a> {
     /// `compute_dtype` casts every floating-point tensor; `None` keeps the checkpoint's types.
     pub fn new(config: &'a Config, tensors: TensorSource, compute_dtype: Option<Dtype>) -> Self {
-        Self { config, tensors, compute_dtype }
+        Self { config, tensors, compute_dtype, adapter: None }
+    }
+
+    /// Puts an adapter on the linear layers it is for.
+    pub fn with_adapter(self, adapter: Option<Adapter>) -> Self {
+        Self { adapter, ..self }
     }
 
     /// The family's arguments from the effective config.
@@ -98,6 +108,9 @@ impl<'a> Loader<'a> {
 
     /// Ends loading: nothing may be left over.
     pub fn finish(self, family: &str) -> Result<(), LoadError> {
+        if let Some(adapter) = self.adapter {
+            adapter.finish()?;
+        }
         Ok(self.tensors.finish(family)?)
     }
 
@@ -105,7 +118,11 @@ impl<'a> Loader<'a> {
     pub fn linear(&mut self, path: &str, input: i32, output: i32, bias: bool) -> Result<Linear, LoadError> {
         let weight = self.weight(path, output, input)?;
         let bias = if bias { Some(self.floating(&format!("{path}.bias"), &[output])?) } else { None };
-        Ok(Linear::new(weight, bias))
+        let adapter = match &mut self.adapter {
+            Some(adapter) => adapter.take(path, input, output)?,
+            None => None,
+        };
+        Ok(Linear::new(weight, bias).with_adapter(adapter))
     }
 
     /// An embedding of `count` vectors, quantized if the checkpoint's is.

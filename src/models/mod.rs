@@ -14,6 +14,7 @@ pub mod rope;
 
 use crate::cache::{LayerCache, LayerKind};
 use crate::checkpoint::{Config, Taken, TensorSource};
+use crate::lora::Adapter;
 use crate::mlx::{Array, Dtype, Result};
 use loader::{LoadError, Loader};
 
@@ -83,24 +84,26 @@ pub fn load(
     tensors: TensorSource,
     compute_dtype: Option<Dtype>,
 ) -> std::result::Result<Box<dyn Model>, LoadError> {
-    Ok(load_with_inventory(config, tensors, compute_dtype)?.0)
+    Ok(load_with_inventory(config, tensors, compute_dtype, None)?.0)
 }
 
-/// [`load`], and the tensors that the family took: those that a converted model consists of.
+/// [`load`] with an adapter on the layers it is for; and the tensors that the family took, of which a converted model
+/// consists.
 ///
 /// # Errors
-/// As [`load`].
+/// As [`load`], and when the adapter does not fit.
 pub fn load_with_inventory(
     config: &Config,
     tensors: TensorSource,
     compute_dtype: Option<Dtype>,
+    adapter: Option<Adapter>,
 ) -> std::result::Result<(Box<dyn Model>, Vec<Taken>), LoadError> {
     let family = config.family()?;
     let Some((_, load)) = FAMILIES.iter().find(|(name, _)| *name == family) else {
         let supported = families().collect::<Vec<_>>().join(", ");
         return Err(LoadError::UnknownFamily { family: family.to_owned(), supported });
     };
-    let mut loader = Loader::new(config, tensors, compute_dtype);
+    let mut loader = Loader::new(config, tensors, compute_dtype).with_adapter(adapter);
     let model = load(&mut loader)?;
     let taken = loader.taken();
     loader.finish(family)?;

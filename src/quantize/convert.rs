@@ -2,20 +2,19 @@
 //!
 //! Tensors are read, changed and written one module at a time, so memory holds the largest module and not the model.
 
-use std::borrow::Cow;
 use std::ops::ControlFlow;
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
 use super::numbers::FloatType;
-use super::pack::quantize;
 use super::recipe::{Chooser, Predicate, RecipeError};
 use super::source::{SourceModel, quantization_block};
-use super::unpack::dequantize;
+use super::step::{Dense, Kept, Step};
 use crate::checkpoint::error::shown_name;
 use crate::checkpoint::snapshot_writer::{SnapshotError, SnapshotWriter, TensorSpec};
 use crate::checkpoint::{ElementType, QuantParams, Taken, Tensor, WeightTensors};
+use crate::lora::{Adapter, AdapterError};
 use crate::mlx;
 use crate::mlx::cpu::{Pool, PoolError};
 
@@ -59,6 +58,10 @@ pub struct Converted {
     pub left_packed: usize,
     /// Modules whose rows the group size does not divide, with the length of a row; they were left as they are.
     pub undivided: Vec<(String, usize)>,
+    /// Modules that an adapter was fused into.
+    pub fused: usize,
+    /// What packing them again left of the adapter.
+    pub kept: Kept,
 }
 
 impl Converted {
@@ -99,6 +102,9 @@ pub enum ConvertError {
         /// What MLX said.
         cause: mlx::Error,
     },
+    /// The adapter.
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
     /// The threads.
     #[error(transparent)]
     Pool(#[from] PoolError),
@@ -140,8 +146,37 @@ pub fn convert(
     repo_id: Option<&str>,
     on_progress: OnProgress,
 ) -> Result<Converted, ConvertError> {
+    write_model(source, None, target, options, repo_id, on_progress)
+}
+
+/// Writes the model with an adapter fused into its weights (mlx-lm `fuse.py`): modules that the adapter does not
+/// touch keep their bits, packed ones are packed again as they were, or left unpacked for [`Action::Dequantize`].
+///
+/// # Errors
+/// As [`convert`], and when the adapter does not fit.
+pub fn fuse(
+    source: &SourceModel,
+    adapter: Adapter,
+    target: &Path,
+    dequantize: bool,
+    repo_id: Option<&str>,
+    on_progress: OnProgress,
+) -> Result<Converted, ConvertError> {
+    let action = if dequantize { Action::Dequantize } else { Action::Keep };
+    let options = ConvertOptions { dtype: None, action };
+    write_model(source, Some(adapter), target, &options, repo_id, on_progress)
+}
+
+fn write_model(
+    source: &SourceModel,
+    adapter: Option<Adapter>,
+    target: &Path,
+    options: &ConvertOptions,
+    repo_id: Option<&str>,
+    on_progress: OnProgress,
+) -> Result<Converted, ConvertError> {
     let writer = SnapshotWriter::create(target)?;
-    let plan = Plan::new(source, options)?;
+    let plan = Plan::new(source, adapter, options)?;
     let converted = plan.write(&writer, on_progress)?;
     writer.write_json("config.json", &saved_config(plan.config))?;
     source.copy_files(&writer, repo_id)?;
@@ -160,24 +195,6 @@ pub fn saved_config(mut config: Map<String, Value>) -> Map<String, Value> {
     config
 }
 
-/// What becomes of one of the source's tensors or weights.
-#[derive(Debug)]
-enum Step<'a> {
-    /// Stored as it is, floats cast.
-    Copy { name: String, tensor: &'a Tensor, dtype: ElementType },
-    /// A weight that is stored plainly.
-    Dense { path: &'a str, weight: Dense<'a>, dtype: FloatType },
-    /// A weight that is packed.
-    Pack { path: &'a str, weight: Dense<'a>, dtype: FloatType, params: QuantParams },
-}
-
-/// Where the numbers of a weight come from.
-#[derive(Debug)]
-enum Dense<'a> {
-    Stored(&'a Tensor),
-    Packed { weight: &'a Tensor, scales: &'a Tensor, biases: Option<&'a Tensor>, params: QuantParams, via: FloatType },
-}
-
 /// A conversion, tensor by tensor.
 pub(crate) struct Plan<'a> {
     steps: Vec<Step<'a>>,
@@ -186,6 +203,9 @@ pub(crate) struct Plan<'a> {
 }
 
 struct Planner<'a> {
+    /// The type that the caller asked for.
+    asked: Option<FloatType>,
+    adapter: Option<Adapter>,
     dtype: Option<FloatType>,
     action: &'a Action,
     chooser: Chooser<'a>,
@@ -198,7 +218,11 @@ struct Planner<'a> {
 
 impl<'a> Plan<'a> {
     /// Decides about every tensor.
-    fn new(source: &'a SourceModel, options: &'a ConvertOptions) -> Result<Self, ConvertError> {
+    fn new(
+        source: &'a SourceModel,
+        adapter: Option<Adapter>,
+        options: &'a ConvertOptions,
+    ) -> Result<Self, ConvertError> {
         let mut config = source.config.clone();
         let gguf = source.is_gguf();
         let chooser = match &options.action {
@@ -219,9 +243,13 @@ impl<'a> Plan<'a> {
         let fine_grained = config.contains_key("quantization");
         // GGUF files mix types; what is computed anew gets one.
         let fallback = (gguf && options.action != Action::Keep).then_some(FloatType::Bfloat16);
-        let report = Converted { bytes: 0, parameters: 0, quantized: 0, left_packed: 0, undivided: Vec::new() };
+        let report = Converted { bytes: 0, parameters: 0, quantized: 0, left_packed: 0, undivided: Vec::new(), fused: 0, kept: Kept::default() };
+        // Fusing leaves types alone.
+        let configured = if adapter.is_some() { None } else { source.default_dtype() };
         let mut planner = Planner {
-            dtype: options.dtype.or_else(|| source.default_dtype()).or(fallback),
+            asked: options.dtype,
+            dtype: options.dtype.or(configured).or(fallback),
+            adapter,
             action: &options.action,
             chooser,
             gguf,
@@ -232,7 +260,7 @@ impl<'a> Plan<'a> {
         for taken in &source.tensors {
             planner.add(taken)?;
         }
-        Ok(planner.finish())
+        planner.finish()
     }
 
     fn specs(&self) -> Vec<TensorSpec> {
@@ -241,12 +269,13 @@ impl<'a> Plan<'a> {
 
     /// Writes the weights.
     fn write(&self, writer: &SnapshotWriter, on_progress: OnProgress) -> Result<Converted, ConvertError> {
+        let mut kept = Kept::default();
         let pool = Pool::new(mlx::cpu::pool::default_threads())?;
         let mut weights = writer.weights(self.specs(), self.report.parameters);
         let total = self.steps.iter().map(Step::source_bytes).sum();
         let mut done = 0;
         for step in &self.steps {
-            for (spec, bytes) in step.outputs().iter().zip(step.run(&pool)?) {
+            for (spec, bytes) in step.outputs().iter().zip(step.run(&pool, &mut kept)?) {
                 weights.write(&spec.name, &bytes)?;
             }
             step.release();
@@ -255,7 +284,7 @@ impl<'a> Plan<'a> {
                 return Err(ConvertError::Interrupted);
             }
         }
-        Ok(Converted { bytes: weights.finish()?, ..self.report.clone() })
+        Ok(Converted { bytes: weights.finish()?, kept, ..self.report.clone() })
     }
 }
 
@@ -288,7 +317,7 @@ impl<'a> Planner<'a> {
             }
             WeightTensors::Quantized { weight, scales, biases, params } => {
                 let unpack = match self.action {
-                    Action::Keep => false,
+                    Action::Keep => self.adapter.as_ref().is_some_and(|adapter| adapter.contains(path)),
                     Action::Dequantize => true,
                     Action::Quantize { again, .. } => *again,
                 };
@@ -297,7 +326,7 @@ impl<'a> Planner<'a> {
                 }
                 // mlx-lm casts scales and dequantizes in their type, the float modes in bfloat16.
                 let stored = FloatType::of(scales.dtype).unwrap_or(FloatType::Bfloat16);
-                let via = match (self.gguf, scales.dtype) {
+                let via = match (self.gguf && self.adapter.is_none(), scales.dtype) {
                     (true, _) => FloatType::Float32,
                     (false, ElementType::U8) => FloatType::Bfloat16,
                     (false, _) => self.dtype.unwrap_or(stored),
@@ -311,13 +340,42 @@ impl<'a> Planner<'a> {
             }
         };
         self.plan.report.parameters += count(&shape);
-        let dtype = self.dtype.unwrap_or(stored);
-        let step = match self.params(path, &shape) {
+        let dtype = match tensors {
+            // mlx-lm leaves what it unpacks from the float modes in bfloat16; only a type asked for changes that.
+            WeightTensors::Quantized { params, .. } if !params.mode.has_biases() && !self.gguf => {
+                self.asked.unwrap_or(stored)
+            }
+            _ => self.dtype.unwrap_or(stored),
+        };
+        let (dense, adapted) = self.adapted(path, dense, &shape)?;
+        let params = match tensors {
+            WeightTensors::Quantized { params, .. } if adapted && *self.action == Action::Keep => Some(*params),
+            _ => self.params(path, &shape),
+        };
+        let step = match params {
             Some(params) => Step::Pack { path, weight: dense, dtype, params },
             None => Step::Dense { path, weight: dense, dtype },
         };
         self.plan.steps.push(step);
         Ok(())
+    }
+
+    /// The numbers with the module's part of the adapter on them, and whether there is one.
+    fn adapted(
+        &mut self,
+        path: &str,
+        dense: Dense<'a>,
+        shape: &[usize],
+    ) -> Result<(Dense<'a>, bool), ConvertError> {
+        let (Some(adapter), &[output, input]) = (&mut self.adapter, shape) else { return Ok((dense, false)) };
+        let size = |size: usize| i32::try_from(size).unwrap_or(i32::MAX);
+        Ok(match adapter.take(path, size(input), size(output))? {
+            None => (dense, false),
+            Some(low_rank) => {
+                self.plan.report.fused += 1;
+                (Dense::Adapted { base: Box::new(dense), adapter: Box::new(low_rank) }, true)
+            }
+        })
     }
 
     /// How a module is to be packed; `None` when it is not.
@@ -351,7 +409,10 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    fn finish(mut self) -> Plan<'a> {
+    fn finish(mut self) -> Result<Plan<'a>, ConvertError> {
+        if let Some(adapter) = self.adapter {
+            adapter.finish()?;
+        }
         if let Action::Quantize { params, .. } = self.action {
             let mut block = match self.plan.config.remove("quantization") {
                 Some(Value::Object(block)) => block,
@@ -362,128 +423,10 @@ impl<'a> Planner<'a> {
             }
             self.plan.config.insert("quantization".to_owned(), json!(block));
         }
-        self.plan
+        Ok(self.plan)
     }
 }
 
 fn count(shape: &[usize]) -> u64 {
     shape.iter().fold(1, |product: u64, &size| product.saturating_mul(size as u64))
-}
-
-impl Step<'_> {
-    /// The tensors it writes, in order.
-    fn outputs(&self) -> Vec<TensorSpec> {
-        let spec = |name: String, dtype, shape| TensorSpec { name, dtype, shape };
-        match self {
-            Self::Copy { name, tensor, dtype } => vec![spec(name.clone(), *dtype, tensor.shape.clone())],
-            Self::Dense { path, weight, dtype } => {
-                vec![spec(format!("{path}.weight"), dtype.element(), weight.shape())]
-            }
-            Self::Pack { path, weight, dtype, params } => {
-                let shape = |columns: Option<usize>| {
-                    let mut shape = weight.shape();
-                    if let (Some(last), Some(columns)) = (shape.last_mut(), columns) {
-                        *last = columns;
-                    }
-                    shape
-                };
-                let columns = weight.shape().last().copied().unwrap_or(0);
-                let groups = shape(params.groups(columns));
-                let scale = if params.mode.has_biases() { dtype.element() } else { ElementType::U8 };
-                let weight =
-                    spec(format!("{path}.weight"), ElementType::U32, shape(params.packed_columns(columns)));
-                let scales = spec(format!("{path}.scales"), scale, groups.clone());
-                let biases = spec(format!("{path}.biases"), scale, groups);
-                if params.mode.has_biases() { vec![weight, scales, biases] } else { vec![weight, scales] }
-            }
-        }
-    }
-
-    /// The bytes of [`Step::outputs`].
-    fn run(&self, pool: &Pool) -> Result<Vec<Cow<'_, [u8]>>, ConvertError> {
-        match self {
-            Self::Copy { name, tensor, dtype } => Ok(vec![cast(name, tensor, *dtype)?]),
-            Self::Dense { path, weight, dtype } => Ok(vec![weight.numbers(path, *dtype)?]),
-            Self::Pack { path, weight, dtype, params } => {
-                let numbers = weight.numbers(path, *dtype)?;
-                let packed = quantize(&numbers, *dtype, *params, pool)?;
-                Ok([packed.weight, packed.scales, packed.biases].map(Cow::Owned).into())
-            }
-        }
-    }
-
-    fn sources(&self) -> Vec<&Tensor> {
-        match self {
-            Self::Copy { tensor, .. } => vec![tensor],
-            Self::Dense { weight, .. } | Self::Pack { weight, .. } => match weight {
-                Dense::Stored(tensor) => vec![tensor],
-                Dense::Packed { weight, scales, biases, .. } => {
-                    [*weight, *scales].into_iter().chain(*biases).collect()
-                }
-            },
-        }
-    }
-
-    fn source_bytes(&self) -> u64 {
-        self.sources().iter().map(|tensor| tensor.bytes().len() as u64).sum()
-    }
-
-    fn release(&self) {
-        self.sources().iter().for_each(|tensor| tensor.data.release());
-    }
-}
-
-impl Dense<'_> {
-    /// The shape when it is not packed.
-    fn shape(&self) -> Vec<usize> {
-        match self {
-            Self::Stored(tensor) => tensor.shape.clone(),
-            Self::Packed { weight, params, .. } => {
-                let mut shape = weight.shape.clone();
-                if let Some(columns) = shape.last_mut() {
-                    *columns = columns.saturating_mul(32) / usize::from(params.bits);
-                }
-                shape
-            }
-        }
-    }
-
-    /// The numbers as little-endian bytes of type `dtype`.
-    fn numbers(&self, path: &str, dtype: FloatType) -> Result<Cow<'_, [u8]>, ConvertError> {
-        match self {
-            Self::Stored(tensor) => cast(&format!("{path}.weight"), tensor, dtype.element()),
-            Self::Packed { weight, scales, biases, params, via } => {
-                check_finite(&format!("{path}.scales"), scales)?;
-                if let Some(biases) = biases {
-                    check_finite(&format!("{path}.biases"), biases)?;
-                }
-                let (numbers, kind) = dequantize(weight, scales, *biases, *params, *via)
-                    .map_err(|cause| ConvertError::Mlx { module: path.to_owned(), cause })?;
-                Ok(Cow::Owned(if kind == dtype { numbers } else { kind.cast(&numbers, dtype) }))
-            }
-        }
-    }
-}
-
-fn check_finite(name: &str, tensor: &Tensor) -> Result<(), ConvertError> {
-    match FloatType::of(tensor.dtype) {
-        Some(kind) if !kind.all_finite(tensor.bytes()) => {
-            Err(ConvertError::NotFinite { tensor: name.to_owned() })
-        }
-        _ => Ok(()),
-    }
-}
-
-fn cast<'a>(name: &str, tensor: &'a Tensor, dtype: ElementType) -> Result<Cow<'a, [u8]>, ConvertError> {
-    check_finite(name, tensor)?;
-    match (FloatType::of(tensor.dtype), FloatType::of(dtype)) {
-        (Some(from), Some(to)) if from != to => {
-            let bytes = from.cast(tensor.bytes(), to);
-            if !to.all_finite(&bytes) {
-                return Err(ConvertError::NotFinite { tensor: name.to_owned() });
-            }
-            Ok(Cow::Owned(bytes))
-        }
-        _ => Ok(Cow::Borrowed(tensor.bytes())),
-    }
 }

@@ -7,13 +7,15 @@ mod numbers;
 mod pack;
 mod recipe;
 mod source;
+mod step;
 mod unpack;
 
 pub use convert::{
-    Action, ConvertError, ConvertOptions, Converted, OnProgress, Progress, convert, saved_config,
+    Action, ConvertError, ConvertOptions, Converted, OnProgress, Progress, convert, fuse, saved_config,
 };
 pub use numbers::FloatType;
 pub use pack::{Packed, quantize};
 pub use recipe::{Predicate, Recipe, RecipeError};
 pub use source::{KV_CONFIG_NAME, SourceFiles, SourceModel, block_index};
+pub use step::Kept;
 pub use unpack::dequantize;

@@ -65,7 +65,7 @@ impl SourceModel {
     fn open_snapshot(directory: &Path) -> Result<Self, LoadModelError> {
         let mut checkpoint = Checkpoint::open(directory)?;
         let tensors = checkpoint.take_tensors();
-        let (_, tensors) = models::load_with_inventory(&checkpoint.config, tensors, None)?;
+        let (_, tensors) = models::load_with_inventory(&checkpoint.config, tensors, None, None)?;
         let mut config = checkpoint.config.root().as_object().cloned().unwrap_or_default();
         // As long as the config's own ids say the same, they keep their form.
         if checkpoint.generation_config.eos_token_ids.as_ref().is_some_and(|ids| !ids.is_empty()) {
@@ -89,7 +89,7 @@ impl SourceModel {
         let config = Config::from_value(Value::Object(gguf.config.clone()), label.clone())?;
         let quantization = Quantization::from_config(&config, None)?;
         let tensors = TensorSource::new(gguf.tensors, quantization, label.clone(), label);
-        let (_, tensors) = models::load_with_inventory(&config, tensors, None)?;
+        let (_, tensors) = models::load_with_inventory(&config, tensors, None, None)?;
         let files = SourceFiles::Gguf {
             tokenizer_json: gguf.tokenizer_json,
             tokenizer_config: gguf.tokenizer_config,
