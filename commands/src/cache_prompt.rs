@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use serde_json::Map;
 
+use crate::args::adapter::AdapterArgs;
 use crate::args::kv_cache::KvCacheArgs;
 use crate::args::model::ModelArgs;
 use crate::args::numerics::NumericsArgs;
@@ -40,6 +41,8 @@ pub struct CachePromptArgs {
 
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    adapter: AdapterArgs,
 
     /// A token that ends a reply, beside the model's own; kept with the cache
     #[arg(long, value_name = "TOKEN", help_heading = "Model")]
@@ -66,6 +69,7 @@ pub fn run(
     let mut warnings = Vec::new();
     let options = LoadOptions {
         model: args.model.resolve(true)?,
+        adapter_path: args.adapter.adapter_path.clone(),
         extra_eos_tokens: args.eos_token.iter().cloned().collect(),
         template: args.template.resolve()?,
         kv_cache: args.kv_cache.resolve(&mut warnings)?,

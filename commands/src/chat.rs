@@ -8,6 +8,7 @@ use std::io::{self, IsTerminal};
 use serde_json::{Map, Value};
 
 use crate::args::Truth;
+use crate::args::adapter::AdapterArgs;
 use crate::args::kv_cache::KvCacheArgs;
 use crate::args::model::ModelArgs;
 use crate::args::numerics::NumericsArgs;
@@ -46,6 +47,8 @@ In the conversation:
 pub struct ChatArgs {
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    adapter: AdapterArgs,
     #[command(flatten)]
     template: TemplateArgs,
     #[command(flatten)]
@@ -97,6 +100,7 @@ pub fn run(
     args.stopping.check()?;
     let options = LoadOptions {
         model: args.model.resolve(true)?,
+        adapter_path: args.adapter.adapter_path.clone(),
         extra_eos_tokens: args.stopping.extra_eos_token.clone(),
         template: args.template.resolve()?,
         kv_cache: args.kv_cache.resolve(&mut warnings)?,

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value};
 
+use crate::args::adapter::AdapterArgs;
 use crate::args::kv_cache::KvCacheArgs;
 use crate::args::model::ModelArgs;
 use crate::args::numerics::NumericsArgs;
@@ -41,6 +42,8 @@ pub struct GenerateArgs {
     prompt: PromptArgs,
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    adapter: AdapterArgs,
     #[command(flatten)]
     template: TemplateArgs,
     #[command(flatten)]
@@ -131,6 +134,7 @@ impl GenerateArgs {
         self.sampling.resolve(warnings);
         let load = LoadOptions {
             model: model.resolve(self.prompt_cache_file.is_none())?,
+            adapter_path: self.adapter.adapter_path.clone(),
             extra_eos_tokens: self.stopping.extra_eos_token.clone(),
             template: self.template.resolve()?,
             kv_cache,

@@ -8,6 +8,7 @@ use mlx_bun::cache::LayerCache;
 use mlx_bun::checkpoint::environment::Environment;
 use mlx_bun::checkpoint::source::resolve_model;
 use mlx_bun::generate::prompt_cache;
+use mlx_bun::lora::Adapter;
 use mlx_bun::mlx::{self, DeviceKind, cpu_ops};
 use serde_json::Value;
 
@@ -41,7 +42,8 @@ pub fn load(options: &LoadOptions, printer: &Printer) -> anyhow::Result<Box<dyn 
     };
     let resolved = resolve_model(argument.as_deref(), &Environment::of_process())?;
     printer.detail(&format!("model: {}", resolved.source.path().display()));
-    let mut loaded = mlx_bun::load::load(&resolved.source)?;
+    let adapter = options.adapter_path.as_deref().map(Adapter::open).transpose()?;
+    let mut loaded = mlx_bun::load::load_adapted(&resolved.source, adapter)?;
     let recorded = metadata.as_ref().map(recorded_eos_token).transpose()?.flatten();
     for token in options.extra_eos_tokens.iter().chain(&recorded) {
         loaded.tokenizer.add_eos_token(token)?;

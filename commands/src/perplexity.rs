@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 
 use mlx_bun::checkpoint::atomic_file::write_bytes_atomically;
 use mlx_bun::load::LoadedModel;
+use mlx_bun::lora::Adapter;
 use mlx_bun::mlx::memory;
 use mlx_bun::perplexity::{Estimate, Evaluation, evaluate, read_rows, sequences};
 use serde_json::json;
 
+use crate::args::adapter::AdapterArgs;
 use crate::args::model::ModelArgs;
 use crate::args::numerics::NumericsArgs;
 use crate::convert::source_model;
@@ -32,6 +34,8 @@ Example:
 pub struct PerplexityArgs {
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    adapter: AdapterArgs,
 
     /// Also measure KL divergence from this model and agreement with it; it needs the same vocabulary
     #[arg(long, value_name = "MODEL", help_heading = "Model")]
@@ -85,8 +89,9 @@ pub fn run(args: &PerplexityArgs, printer: &Printer) -> anyhow::Result<ExitStatu
     };
     let rows = read_rows(data_file(&args.data_path)?)?;
     choose_numerics(args.numerics.resolve(), printer)?;
-    let loaded = load(name.as_deref(), printer)?;
-    let baseline = args.baseline.as_deref().map(|name| load(Some(name), printer)).transpose()?;
+    let adapter = args.adapter.adapter_path.as_deref().map(Adapter::open).transpose()?;
+    let loaded = load(name.as_deref(), adapter, printer)?;
+    let baseline = args.baseline.as_deref().map(|name| load(Some(name), None, printer)).transpose()?;
     if let Some(baseline) = &baseline {
         same_vocabulary(&loaded, baseline)?;
     }
@@ -127,10 +132,10 @@ fn data_file(argument: &str) -> Result<&Path, Complaint> {
         .hint("give a .jsonl file with a row a line, or a text file"))
 }
 
-fn load(name: Option<&str>, printer: &Printer) -> anyhow::Result<LoadedModel> {
+fn load(name: Option<&str>, adapter: Option<Adapter>, printer: &Printer) -> anyhow::Result<LoadedModel> {
     let resolved = source_model(name)?;
     printer.detail(&format!("model: {}", resolved.source.path().display()));
-    Ok(mlx_bun::load::load(&resolved.source)?)
+    Ok(mlx_bun::load::load_adapted(&resolved.source, adapter)?)
 }
 
 fn same_vocabulary(model: &LoadedModel, baseline: &LoadedModel) -> Result<(), Complaint> {

@@ -1,6 +1,7 @@
 //! Quantizing models: the codes of MLX's four modes, which module gets which, and the conversion of a model on disk.
 
 mod affine;
+mod allocator;
 mod convert;
 mod float_codes;
 mod numbers;
@@ -10,6 +11,7 @@ mod source;
 mod step;
 mod unpack;
 
+pub use allocator::{Allocation, Sensitivity, allocate};
 pub use convert::{
     Action, ConvertError, ConvertOptions, Converted, OnProgress, Progress, convert, fuse, saved_config,
 };
