@@ -1,5 +1,6 @@
 //! `mlx-bun convert`: quantizes, dequantizes or casts a model on disk.
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -9,18 +10,26 @@ use mlx_bun::checkpoint::source::{ResolvedModel, resolve_model};
 use mlx_bun::checkpoint::{QuantMode, QuantParams};
 use mlx_bun::mlx::cpu_ops;
 use mlx_bun::quantize::{
-    Action, ConvertError, ConvertOptions, Converted, FloatType, Predicate, Recipe, SourceModel, convert,
+    Action, ConvertError, ConvertOptions, Converted, FloatType, Predicate, Recipe, SourceModel, SweepError,
+    SweepOptions, allocate, calibration, convert, sweep,
 };
 
+use crate::args::numerics::NumericsArgs;
+use crate::env;
 use crate::error::Complaint;
 use crate::exit::ExitStatus;
 use crate::interrupt::Interrupt;
+use crate::load::choose_numerics;
 use crate::printer::Printer;
+
+/// Tokens of a sequence that modules are probed with.
+const CALIBRATION_LENGTH: usize = 128;
 
 const EXAMPLES: &str = "\
 Example:
   mlx-bun convert org/name --mlx-path name-4bit -q
   mlx-bun convert ./model --mlx-path model-mxfp4 -q --q-mode mxfp4
+  mlx-bun convert ./model --mlx-path model-mixed --target-bpw 5
   mlx-bun convert ./model-4bit --mlx-path model-bf16 -d --dtype bfloat16";
 
 /// Quantize, dequantize or cast a model
@@ -59,6 +68,39 @@ pub struct ConvertArgs {
     #[arg(long, value_name = "RECIPE", value_parser = PossibleValuesParser::new(Recipe::ALL.map(Recipe::name)), hide_possible_values = true, help_heading = "Quantization")]
     quant_predicate: Option<String>,
 
+    /// Mix widths so that the probed modules have this many bits a weight (without scales), more where the model is
+    /// sensitive; implies -q
+    ///
+    /// Each module is probed at each width first, which takes a forward pass; the results are kept, so that an
+    /// interrupted run goes on where it was.
+    #[arg(long, value_name = "BITS", value_parser = target_bits, conflicts_with_all = ["dequantize", "quant_predicate"], help_heading = "Mixed precision")]
+    target_bpw: Option<f64>,
+
+    /// Widths that --target-bpw chooses from
+    #[arg(
+        long,
+        value_name = "N,N",
+        value_delimiter = ',',
+        default_value = "4,8",
+        help_heading = "Mixed precision"
+    )]
+    candidate_bits: Vec<u8>,
+
+    /// Text to probe with: a .jsonl or text file [default: a built-in mix]
+    #[arg(long, value_name = "FILE", env = env::MLX_BUN_CALIBRATION_JSONL, hide_env = true, help_heading = "Mixed precision")]
+    calibration_mix: Option<PathBuf>,
+
+    /// Sequences of 128 tokens to probe with
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = "Mixed precision")]
+    n_calibration: u32,
+
+    /// Where the results of probing are kept [default: --mlx-path with .sensitivities.json at its end]
+    #[arg(long, value_name = "FILE", help_heading = "Mixed precision")]
+    sensitivities: Option<PathBuf>,
+
+    #[command(flatten)]
+    numerics: NumericsArgs,
+
     /// Unpack modules that are quantized already and quantize them anew; a .gguf file always is
     #[arg(long, requires = "quantize", help_heading = "Quantization")]
     requantize: bool,
@@ -95,7 +137,13 @@ pub fn run(args: &ConvertArgs, printer: &Printer) -> anyhow::Result<ExitStatus> 
     let action = match params {
         Some(params) => Action::Quantize {
             params,
-            predicate: recipe(args).map_or(Predicate::Uniform, Predicate::Recipe),
+            predicate: match args.target_bpw {
+                None => recipe(args).map_or(Predicate::Uniform, Predicate::Recipe),
+                Some(target) => match mix(args, target, params, &resolved, &source, printer, &interrupt)? {
+                    Some(listed) => Predicate::Listed(listed),
+                    None => return Ok(ExitStatus::Interrupted),
+                },
+            },
             again: args.requantize || source.is_gguf(),
         },
         None if args.dequantize => Action::Dequantize,
@@ -109,6 +157,66 @@ pub fn run(args: &ConvertArgs, printer: &Printer) -> anyhow::Result<ExitStatus> 
     let Some(converted) = converted else { return Ok(ExitStatus::Interrupted) };
     report(&converted, params, &args.mlx_path, printer);
     Ok(ExitStatus::Success)
+}
+
+fn target_bits(text: &str) -> Result<f64, String> {
+    let problem = || "must be a positive number of bits".to_owned();
+    text.parse().ok().filter(|bits: &f64| bits.is_finite() && *bits > 0.0).ok_or_else(problem)
+}
+
+/// Probes the model and shares the bits out; `None` when interrupted.
+fn mix(
+    args: &ConvertArgs,
+    target: f64,
+    params: QuantParams,
+    resolved: &ResolvedModel,
+    source: &SourceModel,
+    printer: &Printer,
+    interrupt: &Interrupt,
+) -> anyhow::Result<Option<BTreeMap<String, QuantParams>>> {
+    let mut candidates = args.candidate_bits.clone();
+    candidates.sort_unstable();
+    candidates.dedup();
+    let with_bits = |bits: u8| {
+        QuantParams::new(QuantMode::Affine, u64::from(bits), u64::from(params.group_size))
+            .map_err(|error| Complaint::usage(error.to_string()))
+    };
+    for bits in &candidates {
+        with_bits(*bits)?;
+    }
+    if params.mode != QuantMode::Affine {
+        return Err(Complaint::usage("`--target-bpw` mixes affine widths; leave --q-mode out").into());
+    }
+    choose_numerics(args.numerics.resolve(), printer)?;
+    let samples = calibration::samples(args.calibration_mix.as_deref())?;
+    let count = args.n_calibration as usize;
+    let sequences = calibration::sequences(&samples, &source.tokenizer()?, CALIBRATION_LENGTH, count)?;
+    let options = SweepOptions { candidates: candidates.clone(), group_size: params.group_size, sequences };
+    let file = args.sensitivities.clone().unwrap_or_else(|| {
+        let mut name = args.mlx_path.clone().into_os_string();
+        name.push(".sensitivities.json");
+        name.into()
+    });
+    let model = resolved.source.path().canonicalize()?.to_string_lossy().into_owned();
+    interrupt.begin();
+    let mut bar = None;
+    let swept = sweep(source, &options, &file, &model, &mut |done, total| {
+        bar.get_or_insert_with(|| printer.progress("Probing", total as u64)).set(done as u64);
+        if interrupt.is_set() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    drop(bar);
+    let sensitivities = match swept {
+        Err(SweepError::Interrupted) => return Ok(None),
+        swept => swept?,
+    };
+    let allocation = allocate(&sensitivities, &candidates, target);
+    printer.note(&format!(
+        "Mixed {} modules: {:.3} bits per weight without scales (target {target})",
+        allocation.bits.len(),
+        allocation.bits_per_weight
+    ));
+    let listed = allocation.bits.into_iter().map(|(module, bits)| Ok((module, with_bits(bits)?)));
+    Ok(Some(listed.collect::<Result<_, Complaint>>()?))
 }
 
 /// Runs a conversion with a progress bar; `None` when it was interrupted.
@@ -132,7 +240,7 @@ pub fn written<T>(
 
 /// Finds a model; without a name that of `MLX_BUN_MODEL`, else the starter.
 pub fn source_model(argument: Option<&str>) -> anyhow::Result<ResolvedModel> {
-    let fallback = crate::env::get(crate::env::MLX_BUN_MODEL);
+    let fallback = env::get(env::MLX_BUN_MODEL);
     Ok(resolve_model(argument.or(fallback.as_deref()), &Environment::of_process())?)
 }
 
@@ -164,7 +272,7 @@ fn recipe(args: &ConvertArgs) -> Option<Recipe> {
 /// What to quantize to; `None` when nothing is.
 fn quant_params(args: &ConvertArgs) -> Result<Option<QuantParams>, Complaint> {
     let mode = QuantMode::from_name(&args.q_mode).unwrap_or(QuantMode::Affine);
-    if !args.quantize {
+    if !args.quantize && args.target_bpw.is_none() {
         let given = [
             ("--q-bits", args.q_bits.is_some()),
             ("--q-group-size", args.q_group_size.is_some()),
@@ -246,7 +354,9 @@ mod tests {
     /// case L10: each mode has its own defaults.
     #[test]
     fn modes_have_their_own_defaults_and_impossible_pairs_are_refused() {
-        for (mode, bits, group_size) in [("affine", 4, 64), ("mxfp4", 4, 32), ("nvfp4", 4, 16), ("mxfp8", 8, 32)] {
+        for (mode, bits, group_size) in
+            [("affine", 4, 64), ("mxfp4", 4, 32), ("nvfp4", 4, 16), ("mxfp8", 8, 32)]
+        {
             let params = params(&["--quantize", "--q-mode", mode]).unwrap().unwrap();
             assert_eq!((params.bits, params.group_size), (bits, group_size), "{mode}");
         }

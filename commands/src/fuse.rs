@@ -29,7 +29,13 @@ pub struct FuseArgs {
     model: ModelArgs,
 
     /// The adapter: a folder with adapter_config.json and the weights, as mlx-lm or PEFT write them
-    #[arg(long, visible_alias = "adapter", value_name = "DIR", default_value = "adapters", help_heading = "Files")]
+    #[arg(
+        long,
+        visible_alias = "adapter",
+        value_name = "DIR",
+        default_value = "adapters",
+        help_heading = "Files"
+    )]
     adapter_path: PathBuf,
 
     /// The folder to write; it must not exist

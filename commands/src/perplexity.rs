@@ -51,7 +51,13 @@ pub struct PerplexityArgs {
     sequence_length: u32,
 
     /// How many sequences; -1 for all there are
-    #[arg(long, value_name = "N", default_value_t = 256, allow_negative_numbers = true, help_heading = "Data")]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 256,
+        allow_negative_numbers = true,
+        help_heading = "Data"
+    )]
     num_samples: i64,
 
     /// Sequences computed at a time
@@ -127,7 +133,11 @@ fn data_file(argument: &str) -> Result<&Path, Complaint> {
     if path.is_file() {
         return Ok(path);
     }
-    let problem = if path.exists() { "is not a file" } else { "is no file here, and data sets of the hub are not read" };
+    let problem = if path.exists() {
+        "is not a file"
+    } else {
+        "is no file here, and data sets of the hub are not read"
+    };
     Err(Complaint::failure(format!("`{argument}` {problem}"))
         .hint("give a .jsonl file with a row a line, or a text file"))
 }

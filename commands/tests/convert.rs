@@ -76,7 +76,8 @@ fn children(directory: &Path) -> Vec<String> {
 
 #[test]
 fn conversions_are_those_of_mlx_lm() {
-    let cases: Vec<Value> = serde_json::from_slice(&fs::read(fixtures().join("convert.json")).unwrap()).unwrap();
+    let cases: Vec<Value> =
+        serde_json::from_slice(&fs::read(fixtures().join("convert.json")).unwrap()).unwrap();
     let folder = tempfile::tempdir().unwrap();
     for (number, case) in cases.iter().enumerate() {
         let label = format!("{} {}", case["checkpoint"], case["options"]);
@@ -118,7 +119,8 @@ fn converting_twice_changes_nothing() {
     let (once, twice) = (folder.path().join("once"), folder.path().join("twice"));
     stderr(&mut convert(&checkpoint("gemma3_text-bf16"), &once, &[]), 0);
     stderr(&mut convert(once.to_str().unwrap(), &twice, &[]), 0);
-    let bytes = |path: &Path| tensors(path).into_iter().map(|(n, t)| (n, t.bytes().to_vec())).collect::<Vec<_>>();
+    let bytes =
+        |path: &Path| tensors(path).into_iter().map(|(n, t)| (n, t.bytes().to_vec())).collect::<Vec<_>>();
     assert_eq!(bytes(&once), bytes(&twice));
     assert_eq!(fs::read(once.join("config.json")).unwrap(), fs::read(twice.join("config.json")).unwrap());
 }
@@ -146,7 +148,10 @@ fn converted_models_generate_also_from_gguf() {
 fn an_existing_folder_is_refused_before_any_work() {
     let folder = tempfile::tempdir().unwrap();
     let text = stderr(&mut convert("nowhere", folder.path(), &["-q"]), 1);
-    assert!(text.starts_with("error: cannot save to the path `") && text.contains("hint: delete it"), "{text}");
+    assert!(
+        text.starts_with("error: cannot save to the path `") && text.contains("hint: delete it"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -161,10 +166,11 @@ fn damaged_weights_are_refused_and_named_and_nothing_is_left() {
     for bad in [f32::NAN, f32::NEG_INFINITY] {
         let mut bytes: BTreeMap<&str, Vec<u8>> =
             stored.iter().map(|(name, tensor)| (name.as_str(), tensor.bytes().to_vec())).collect();
-        bytes.get_mut("model.layers.1.mlp.up_proj.weight").unwrap()[400..404].copy_from_slice(&bad.to_le_bytes());
-        let written = stored
-            .iter()
-            .map(|(name, tensor)| (name.as_str(), tensor.dtype, tensor.shape.as_slice(), &bytes[name.as_str()]));
+        bytes.get_mut("model.layers.1.mlp.up_proj.weight").unwrap()[400..404]
+            .copy_from_slice(&bad.to_le_bytes());
+        let written = stored.iter().map(|(name, tensor)| {
+            (name.as_str(), tensor.dtype, tensor.shape.as_slice(), &bytes[name.as_str()])
+        });
         write_safetensors(&broken.join("model.safetensors"), written, &BTreeMap::new()).unwrap();
         let target = folder.path().join("out");
         let text = stderr(&mut convert(broken.to_str().unwrap(), &target, &["-q"]), 1);

@@ -349,7 +349,9 @@ mod tests {
         assert!(source.take_optional("c", &[2]).unwrap().is_none());
         assert_eq!(source.take_any("b").unwrap().shape, [3, 1]);
         let taken = source.taken();
-        assert!(matches!(&taken[..], [Taken::Plain { name: a, .. }, Taken::Plain { name: b, .. }] if a == "a" && b == "b"));
+        assert!(
+            matches!(&taken[..], [Taken::Plain { name: a, .. }, Taken::Plain { name: b, .. }] if a == "a" && b == "b")
+        );
         assert_eq!(source.finish("llama"), Ok(()));
     }
 
@@ -408,7 +410,9 @@ mod tests {
         assert_eq!((params.bits, params.group_size, biases.unwrap().shape), (6, 32, vec![8, 4]));
         assert!(matches!(source.take_weight("k", &[8, 128]), Ok(WeightTensors::Dense(_))));
         let taken = source.taken();
-        assert!(matches!(&taken[..], [Taken::Weight { path: q, .. }, Taken::Weight { path: k, .. }] if q == "q" && k == "k"));
+        assert!(
+            matches!(&taken[..], [Taken::Weight { path: q, .. }, Taken::Weight { path: k, .. }] if q == "q" && k == "k")
+        );
         assert_eq!(source.finish("llama"), Ok(()));
     }
 

@@ -77,7 +77,8 @@ pub fn write_safetensors<'a, B: AsRef<[u8]>>(
             return Err(wrong_size(name, *dtype, shape, size));
         }
     }
-    let layout = Layout::new(tensors.iter().map(|(name, dtype, shape, _)| (*name, *dtype, *shape)), metadata)?;
+    let layout =
+        Layout::new(tensors.iter().map(|(name, dtype, shape, _)| (*name, *dtype, *shape)), metadata)?;
     write_atomically(path, |file| {
         file.write_all(&layout.head)?;
         tensors.iter().try_for_each(|(.., bytes)| file.write_all(bytes.as_ref()))

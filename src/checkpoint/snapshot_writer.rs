@@ -239,7 +239,8 @@ impl<'a> WeightsWriter<'a> {
     /// When it is not the one that comes next, has another size, or the disk is full.
     pub fn write(&mut self, name: &str, bytes: &[u8]) -> Result<(), SnapshotError> {
         let next = self.open.as_ref().map_or(0, |(shard, _)| *shard);
-        let full = self.open.is_some() && self.shards.get(next).is_none_or(|shard| shard.len() == self.written);
+        let full =
+            self.open.is_some() && self.shards.get(next).is_none_or(|shard| shard.len() == self.written);
         if full {
             self.close()?;
         }

@@ -49,7 +49,11 @@ pub enum AdapterError {
         problem: String,
     },
     /// One of a pair.
-    #[error("{}: the adapter has only one of lora_a and lora_b for `{}`", shown_path(path), shown_name(module))]
+    #[error(
+        "{}: the adapter has only one of lora_a and lora_b for `{}`",
+        shown_path(path),
+        shown_name(module)
+    )]
     Half {
         /// The file.
         path: PathBuf,
@@ -83,7 +87,9 @@ pub enum AdapterError {
         b: Vec<usize>,
     },
     /// Modules that the model does not have.
-    #[error("the adapter does not fit the model, which has no linear module {names}; was it trained for another base model?")]
+    #[error(
+        "the adapter does not fit the model, which has no linear module {names}; was it trained for another base model?"
+    )]
     Unmatched {
         /// Their names.
         names: String,
@@ -323,9 +329,13 @@ mod tests {
     #[test]
     fn names_of_both_layouts_are_read() {
         let peft = parse("base_model.model.model.layers.0.mlp.up_proj.lora_A.weight");
-        assert!(peft.is_some_and(|(module, part, peft)| module == "model.layers.0.mlp.up_proj" && part == Part::A && peft));
+        assert!(peft.is_some_and(|(module, part, peft)| module == "model.layers.0.mlp.up_proj"
+            && part == Part::A
+            && peft));
         let ours = parse("model.layers.0.mlp.up_proj.lora_b");
-        assert!(ours.is_some_and(|(module, part, peft)| module == "model.layers.0.mlp.up_proj" && part == Part::B && !peft));
+        assert!(ours.is_some_and(|(module, part, peft)| module == "model.layers.0.mlp.up_proj"
+            && part == Part::B
+            && !peft));
         assert!(parse("model.norm.weight").is_none());
     }
 
@@ -341,6 +351,8 @@ mod tests {
         assert_eq!(scale(r#"{"r": 4, "lora_alpha": 8}"#), Ok(2.0));
         assert_eq!(scale(r#"{"r": 4, "lora_alpha": 8, "use_rslora": true}"#), Ok(4.0));
         assert!(scale(r#"{"fine_tune_type": "full"}"#).unwrap_err().contains("no adapter"));
-        assert!(scale(r#"{"lora_parameters": {"scale": "x"}}"#).unwrap_err().contains("`scale` is not a number"));
+        assert!(
+            scale(r#"{"lora_parameters": {"scale": "x"}}"#).unwrap_err().contains("`scale` is not a number")
+        );
     }
 }

@@ -69,7 +69,8 @@ mod tests {
         assert_eq!(direct.to_vec::<f32>().unwrap(), fused.to_vec::<f32>().unwrap());
 
         let dora = LowRank { magnitude: Some(array(&[10.0, 1.0], &[2])), ..low_rank };
-        let rows = dora.fuse(&weight).unwrap().square().unwrap().sum(1, false).unwrap().to_vec::<f32>().unwrap();
+        let rows =
+            dora.fuse(&weight).unwrap().square().unwrap().sum(1, false).unwrap().to_vec::<f32>().unwrap();
         assert!((rows[0] - 100.0).abs() < 1e-3 && (rows[1] - 1.0).abs() < 1e-5, "{rows:?}");
     }
 }

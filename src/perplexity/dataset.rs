@@ -77,8 +77,8 @@ pub enum Row {
 /// # Errors
 /// Names the file and the line.
 pub fn read_rows(path: &Path) -> Result<Vec<Row>, DatasetError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|cause| DatasetError::Read { path: path.to_owned(), cause })?;
+    let text =
+        std::fs::read_to_string(path).map_err(|cause| DatasetError::Read { path: path.to_owned(), cause })?;
     let json_lines = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("jsonl"));
     let rows = match json_lines {
         true => read_lines(&text).map_err(|(line, problem)| DatasetError::Line {
@@ -154,7 +154,11 @@ fn row_of(row: &Map<String, Value>, kind: Kind) -> Result<Row, String> {
 ///
 /// # Errors
 /// When the template fails or there is none for a chat.
-pub fn tokenize(row: &Row, tokenizer: &Tokenizer, templates: &ChatTemplates) -> Result<Vec<u32>, DatasetError> {
+pub fn tokenize(
+    row: &Row,
+    tokenizer: &Tokenizer,
+    templates: &ChatTemplates,
+) -> Result<Vec<u32>, DatasetError> {
     match row {
         Row::Text(text) => {
             let mut tokens = tokenizer.encode(text, true)?;
@@ -212,11 +216,8 @@ pub fn sequences(
             tokens.extend(tokenize(row, tokenizer, templates)?);
         }
     }
-    let sequences: Vec<Vec<u32>> = tokens
-        .chunks_exact(length.max(1))
-        .take(samples.unwrap_or(usize::MAX))
-        .map(<[u32]>::to_vec)
-        .collect();
+    let sequences: Vec<Vec<u32>> =
+        tokens.chunks_exact(length.max(1)).take(samples.unwrap_or(usize::MAX)).map(<[u32]>::to_vec).collect();
     if sequences.is_empty() {
         return Err(DatasetError::TooShort { tokens: tokens.len(), length });
     }

@@ -26,7 +26,8 @@ impl Estimate {
         let count = values.clone().count() as f64;
         let mean = values.clone().sum::<f64>() / count.max(1.0);
         let squares: f64 = values.map(|value| (value - mean).powi(2)).sum();
-        let standard_error = if count > 1.0 { (squares / (count - 1.0) / count).sqrt() } else { f64::INFINITY };
+        let standard_error =
+            if count > 1.0 { (squares / (count - 1.0) / count).sqrt() } else { f64::INFINITY };
         Self { mean, standard_error }
     }
 }

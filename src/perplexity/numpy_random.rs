@@ -16,7 +16,8 @@ impl RandomState {
         let mut state = [seed; STATE];
         for index in 1..STATE {
             let previous = state[index - 1];
-            state[index] = 1_812_433_253u32.wrapping_mul(previous ^ (previous >> 30)).wrapping_add(index as u32);
+            state[index] =
+                1_812_433_253u32.wrapping_mul(previous ^ (previous >> 30)).wrapping_add(index as u32);
         }
         Self { state, next: STATE }
     }

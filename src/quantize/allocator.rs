@@ -64,9 +64,14 @@ pub fn allocate(layers: &[Sensitivity], candidates: &[u8], target: f64) -> Alloc
     let Some(&lowest) = candidates.first() else {
         return Allocation { bits: Vec::new(), bits_per_weight: 0.0 };
     };
-    let layers: Vec<Sensitivity> = layers.iter().map(|layer| without_nan(layer, &candidates)).collect();
-    let mut allocator =
-        Allocator { bits: vec![lowest; layers.len()], ranked: protected(&layers), layers: &layers, candidates };
+    let most = f64::from(candidates.last().copied().unwrap_or(1));
+    let layers = without_nan(layers, most);
+    let mut allocator = Allocator {
+        bits: vec![lowest; layers.len()],
+        ranked: protected(&layers),
+        layers: &layers,
+        candidates,
+    };
     allocator.raise_floors();
     allocator.spend(target);
     allocator.break_poor_runs();
@@ -137,7 +142,8 @@ impl<'a> Allocator<'a> {
         let Some(&second) = self.candidates.get(1) else { return };
         for mut block in self.blocks().into_values() {
             block.sort_by(|a, b| self.divergence_at_lowest(*b).total_cmp(&self.divergence_at_lowest(*a)));
-            let attends = |layer: &&usize| ATTENTION_NAMES.contains(&last_segment(&self.layers[**layer].module));
+            let attends =
+                |layer: &&usize| ATTENTION_NAMES.contains(&last_segment(&self.layers[**layer].module));
             let attention: Vec<usize> = block.iter().filter(attends).copied().collect();
             let reserve = match attention.len() {
                 0 => 0,
@@ -225,17 +231,18 @@ fn last_segment(module: &str) -> &str {
     module.rsplit('.').next().unwrap_or(module)
 }
 
-/// A divergence that is no number is taken for worse than any other, the more so at fewer bits.
-fn without_nan(layer: &Sensitivity, candidates: &[u8]) -> Sensitivity {
-    let most = f64::from(candidates.last().copied().unwrap_or(1));
-    let finite = layer.divergences.values().copied().filter(|value| value.is_finite());
-    let largest = finite.fold(None, |largest: Option<f64>, value| Some(largest.map_or(value, |l| l.max(value))));
-    let largest = largest.unwrap_or(UNKNOWN_DIVERGENCE);
-    let fixed = layer.divergences.iter().map(|(bits, value)| {
-        let replaced = largest * 10.0 * (most / f64::from((*bits).max(1)));
-        (*bits, if value.is_nan() { replaced } else { *value })
-    });
-    Sensitivity { divergences: fixed.collect(), ..layer.clone() }
+/// A divergence that is no number is taken for ten times the worst there is, the more so at fewer than `most` bits.
+fn without_nan(layers: &[Sensitivity], most: f64) -> Vec<Sensitivity> {
+    let finite = layers.iter().flat_map(|layer| layer.divergences.values()).filter(|value| value.is_finite());
+    let largest = finite.copied().reduce(f64::max).unwrap_or(UNKNOWN_DIVERGENCE);
+    let fixed = |layer: &Sensitivity| {
+        let divergences = layer.divergences.iter().map(|(bits, value)| {
+            let replaced = largest * 10.0 * (most / f64::from((*bits).max(1)));
+            (*bits, if value.is_nan() { replaced } else { *value })
+        });
+        Sensitivity { divergences: divergences.collect(), ..layer.clone() }
+    };
+    layers.iter().map(fixed).collect()
 }
 
 /// Divergences as they are ranked: those of heads, routers and of the first and last blocks count more.
@@ -308,7 +315,9 @@ mod tests {
     fn the_target_is_a_floor_and_ends_first() {
         let layers = layers(5, |block, _| if block == 2 { 50.0 } else { 1.0 });
         let allocation = allocate(&layers, &[4, 8], 5.5);
-        assert!(allocation.bits_per_weight >= 5.5 && allocation.bits_per_weight < 5.5 + 4.0 / 35.0 + 1e-9);
+        // The run of poor blocks costs two modules more.
+        let excess = allocation.bits_per_weight - 5.5;
+        assert!((0.0..3.0 * 4.0 / 35.0).contains(&excess), "{excess}");
         // Protection outweighs even the bad middle.
         let outer = raised(&allocation).iter().filter(|name| !name.contains("layers.2.")).count();
         assert!(outer > 8, "{:?}", raised(&allocation));

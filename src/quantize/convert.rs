@@ -102,6 +102,9 @@ pub enum ConvertError {
         /// What MLX said.
         cause: mlx::Error,
     },
+    /// MLX failed at something that is no module's.
+    #[error(transparent)]
+    Array(#[from] mlx::Error),
     /// The adapter.
     #[error(transparent)]
     Adapter(#[from] AdapterError),
@@ -243,7 +246,15 @@ impl<'a> Plan<'a> {
         let fine_grained = config.contains_key("quantization");
         // GGUF files mix types; what is computed anew gets one.
         let fallback = (gguf && options.action != Action::Keep).then_some(FloatType::Bfloat16);
-        let report = Converted { bytes: 0, parameters: 0, quantized: 0, left_packed: 0, undivided: Vec::new(), fused: 0, kept: Kept::default() };
+        let report = Converted {
+            bytes: 0,
+            parameters: 0,
+            quantized: 0,
+            left_packed: 0,
+            undivided: Vec::new(),
+            fused: 0,
+            kept: Kept::default(),
+        };
         // Fusing leaves types alone.
         let configured = if adapter.is_some() { None } else { source.default_dtype() };
         let mut planner = Planner {
@@ -349,7 +360,9 @@ impl<'a> Planner<'a> {
         };
         let (dense, adapted) = self.adapted(path, dense, &shape)?;
         let params = match tensors {
-            WeightTensors::Quantized { params, .. } if adapted && *self.action == Action::Keep => Some(*params),
+            WeightTensors::Quantized { params, .. } if adapted && *self.action == Action::Keep => {
+                Some(*params)
+            }
             _ => self.params(path, &shape),
         };
         let step = match params {

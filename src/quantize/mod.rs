@@ -2,11 +2,13 @@
 
 mod affine;
 mod allocator;
+pub mod calibration;
 mod convert;
 mod float_codes;
 mod numbers;
 mod pack;
 mod recipe;
+mod sensitivity;
 mod source;
 mod step;
 mod unpack;
@@ -18,6 +20,7 @@ pub use convert::{
 pub use numbers::FloatType;
 pub use pack::{Packed, quantize};
 pub use recipe::{Predicate, Recipe, RecipeError};
+pub use sensitivity::{SweepError, SweepOptions, sweep};
 pub use source::{KV_CONFIG_NAME, SourceFiles, SourceModel, block_index};
 pub use step::Kept;
 pub use unpack::dequantize;

@@ -102,10 +102,12 @@ mod tests {
     use crate::mlx::{self, Array, Dtype};
 
     fn params() -> Vec<QuantParams> {
-        let affine = [2, 3, 4, 5, 6, 8]
-            .into_iter()
-            .flat_map(|bits| [32, 64, 128].map(|group_size| QuantParams { bits, group_size, mode: QuantMode::Affine }));
-        affine.chain([QuantMode::Mxfp4, QuantMode::Nvfp4, QuantMode::Mxfp8].map(QuantMode::defaults)).collect()
+        let affine = [2, 3, 4, 5, 6, 8].into_iter().flat_map(|bits| {
+            [32, 64, 128].map(|group_size| QuantParams { bits, group_size, mode: QuantMode::Affine })
+        });
+        affine
+            .chain([QuantMode::Mxfp4, QuantMode::Nvfp4, QuantMode::Mxfp8].map(QuantMode::defaults))
+            .collect()
     }
 
     /// Numbers of many magnitudes, with zeros, constant groups, ties and outliers among them.
@@ -128,7 +130,13 @@ mod tests {
                 6 => -random().abs() - 0.1,
                 7 if index % 32 == 5 => 40.0,
                 8 => random() * 2f32.powi((index / 64 % 24) as i32 - 20),
-                9 => if random() > 0.0 { -0.0 } else { 0.0 },
+                9 => {
+                    if random() > 0.0 {
+                        -0.0
+                    } else {
+                        0.0
+                    }
+                }
                 10 => random() * 1e-7,
                 _ => random() * 0.2,
             })

@@ -7,9 +7,12 @@ use serde_json::{Map, Value, json};
 use crate::checkpoint::gguf;
 use crate::checkpoint::snapshot_writer::{SnapshotError, SnapshotWriter};
 use crate::checkpoint::source::ModelSource;
-use crate::checkpoint::{Checkpoint, Config, QuantParams, Quantization, Taken, TensorSource};
+use crate::checkpoint::{Checkpoint, Config, QuantParams, Quantization, Taken, Tensor, TensorSource};
 use crate::load::LoadModelError;
-use crate::models;
+use crate::mlx::Dtype;
+use crate::models::loader::LoadError;
+use crate::models::{self, Model};
+use crate::tokenizer::{Tokenizer, TokenizerError, TokenizerParts};
 
 /// A model to convert, its weights mapped.
 pub struct SourceModel {
@@ -19,6 +22,8 @@ pub struct SourceModel {
     pub tensors: Vec<Taken>,
     /// What lies beside config and weights.
     pub files: SourceFiles,
+    /// To build the network from, as often as needed.
+    network: (Config, TensorSource),
 }
 
 /// What lies beside config and weights.
@@ -65,6 +70,7 @@ impl SourceModel {
     fn open_snapshot(directory: &Path) -> Result<Self, LoadModelError> {
         let mut checkpoint = Checkpoint::open(directory)?;
         let tensors = checkpoint.take_tensors();
+        let network = (checkpoint.config.clone(), tensors.clone());
         let (_, tensors) = models::load_with_inventory(&checkpoint.config, tensors, None, None)?;
         let mut config = checkpoint.config.root().as_object().cloned().unwrap_or_default();
         // As long as the config's own ids say the same, they keep their form.
@@ -79,7 +85,7 @@ impl SourceModel {
                 config.insert("quantization".to_owned(), Value::Object(block));
             }
         }
-        Ok(Self { config, tensors, files: SourceFiles::Snapshot(directory.to_owned()) })
+        Ok(Self { config, tensors, files: SourceFiles::Snapshot(directory.to_owned()), network })
     }
 
     fn open_gguf(file: &Path) -> Result<Self, LoadModelError> {
@@ -89,12 +95,44 @@ impl SourceModel {
         let config = Config::from_value(Value::Object(gguf.config.clone()), label.clone())?;
         let quantization = Quantization::from_config(&config, None)?;
         let tensors = TensorSource::new(gguf.tensors, quantization, label.clone(), label);
+        let network = (config.clone(), tensors.clone());
         let (_, tensors) = models::load_with_inventory(&config, tensors, None, None)?;
         let files = SourceFiles::Gguf {
             tokenizer_json: gguf.tokenizer_json,
             tokenizer_config: gguf.tokenizer_config,
         };
-        Ok(Self { config: gguf.config, tensors, files })
+        Ok(Self { config: gguf.config, tensors, files, network })
+    }
+
+    /// The network, with another plain weight for the module that is named.
+    ///
+    /// # Errors
+    /// When the weight does not fit.
+    pub(super) fn load(&self, replaced: Option<(&str, Tensor)>) -> Result<Box<dyn Model>, LoadError> {
+        let (config, tensors) = &self.network;
+        let mut tensors = tensors.clone();
+        if let Some((path, weight)) = replaced {
+            tensors.remove(&format!("{path}.scales"));
+            tensors.remove(&format!("{path}.biases"));
+            tensors.insert(format!("{path}.weight"), weight);
+        }
+        let compute = self.is_gguf().then_some(Dtype::Float32);
+        models::load(config, tensors, compute)
+    }
+
+    /// The model's tokenizer.
+    ///
+    /// # Errors
+    /// When its files are missing or broken.
+    pub fn tokenizer(&self) -> Result<Tokenizer, TokenizerError> {
+        match &self.files {
+            SourceFiles::Snapshot(directory) => Tokenizer::from_dir(directory),
+            SourceFiles::Gguf { tokenizer_json, tokenizer_config } => Tokenizer::from_parts(TokenizerParts {
+                tokenizer_json: tokenizer_json.clone(),
+                config: tokenizer_config.clone(),
+                special_tokens_map: None,
+            }),
+        }
     }
 
     /// Whether the weights come from a GGUF file.

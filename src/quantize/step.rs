@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use super::convert::ConvertError;
 use super::numbers::FloatType;
-use super::pack::{Packed, quantize};
-use super::unpack::dequantize;
+use super::pack::quantize;
+use super::unpack::{dequantize, fake_quantize};
 use crate::checkpoint::snapshot_writer::TensorSpec;
 use crate::checkpoint::tensor::TensorData;
 use crate::checkpoint::{ElementType, QuantParams, Tensor};
 use crate::lora::LowRank;
+use crate::mlx::Array;
 use crate::mlx::cpu::Pool;
-use crate::mlx::{self, Array};
 
 /// What becomes of one of the source's tensors or weights.
 #[derive(Debug)]
@@ -29,9 +29,18 @@ pub(super) enum Step<'a> {
 #[derive(Debug)]
 pub(super) enum Dense<'a> {
     Stored(&'a Tensor),
-    Packed { weight: &'a Tensor, scales: &'a Tensor, biases: Option<&'a Tensor>, params: QuantParams, via: FloatType },
+    Packed {
+        weight: &'a Tensor,
+        scales: &'a Tensor,
+        biases: Option<&'a Tensor>,
+        params: QuantParams,
+        via: FloatType,
+    },
     /// Another's with an adapter on top.
-    Adapted { base: Box<Dense<'a>>, adapter: Box<LowRank> },
+    Adapted {
+        base: Box<Dense<'a>>,
+        adapter: Box<LowRank>,
+    },
 }
 
 /// How much of an adapter is left after its weights were packed again.
@@ -56,36 +65,15 @@ impl Kept {
         if self.asked == 0.0 { 0.0 } else { (self.missed / self.asked).sqrt() }
     }
 
-    fn add(
-        &mut self,
-        before: &[u8],
-        fused: &[u8],
-        packed: &Packed,
-        shape: &[usize],
-        dtype: FloatType,
-        params: QuantParams,
-    ) -> mlx::Result<()> {
-        let columns = shape.last().copied().unwrap_or(0);
-        let rows: usize = shape.iter().rev().skip(1).product();
-        let part = |bytes: &[u8], dtype: ElementType, columns: Option<usize>| Tensor {
-            dtype,
-            shape: vec![rows, columns.unwrap_or(0)],
-            data: TensorData::Owned(Arc::new(bytes.to_vec())),
-        };
-        let (scale, groups) = (params.mode.has_biases(), params.groups(columns));
-        let scale = if scale { dtype.element() } else { ElementType::U8 };
-        let weight = part(&packed.weight, ElementType::U32, params.packed_columns(columns));
-        let scales = part(&packed.scales, scale, groups);
-        let biases = params.mode.has_biases().then(|| part(&packed.biases, scale, groups));
-        let (after, kind) = dequantize(&weight, &scales, biases.as_ref(), params, dtype)?;
-        let numbers = dtype.decode(before).into_iter().zip(dtype.decode(fused)).zip(kind.decode(&after));
-        for ((before, fused), after) in numbers {
-            let (wanted, got) = (f64::from(fused - before), f64::from(after - before));
+    /// Compares a weight before fusing, after it, and after it was packed again.
+    fn add(&mut self, dtype: FloatType, before: &[u8], fused: &[u8], packed: &[u8]) {
+        let numbers = dtype.decode(before).into_iter().zip(dtype.decode(fused)).zip(dtype.decode(packed));
+        for ((before, fused), packed) in numbers {
+            let (wanted, got) = (f64::from(fused - before), f64::from(packed - before));
             self.asked += wanted * wanted;
             self.along += wanted * got;
             self.missed += (got - wanted).powi(2);
         }
-        Ok(())
     }
 }
 
@@ -131,9 +119,8 @@ impl Step<'_> {
                 let numbers = weight.numbers(path, *dtype)?;
                 let packed = quantize(&numbers, *dtype, *params, pool)?;
                 if let Dense::Adapted { base, .. } = weight {
-                    let before = base.numbers(path, *dtype)?;
-                    kept.add(&before, &numbers, &packed, &weight.shape(), *dtype, *params)
-                        .map_err(|cause| ConvertError::Mlx { module: (*path).to_owned(), cause })?;
+                    let left = fake_quantize(&numbers, *dtype, &weight.shape(), *params, pool)?;
+                    kept.add(*dtype, &base.numbers(path, *dtype)?, &numbers, &left);
                 }
                 Ok([packed.weight, packed.scales, packed.biases].map(Cow::Owned).into())
             }
@@ -182,8 +169,17 @@ impl Dense<'_> {
         }
     }
 
+    /// The type that its numbers are stored in, or unpacked in.
+    pub(super) fn kind(&self) -> FloatType {
+        match self {
+            Self::Stored(tensor) => FloatType::of(tensor.dtype).unwrap_or(FloatType::Float32),
+            Self::Packed { via, .. } => *via,
+            Self::Adapted { base, .. } => base.kind(),
+        }
+    }
+
     /// The numbers as little-endian bytes of type `dtype`.
-    fn numbers(&self, path: &str, dtype: FloatType) -> Result<Cow<'_, [u8]>, ConvertError> {
+    pub(super) fn numbers(&self, path: &str, dtype: FloatType) -> Result<Cow<'_, [u8]>, ConvertError> {
         match self {
             Self::Stored(tensor) => cast(&format!("{path}.weight"), tensor, dtype.element()),
             Self::Packed { weight, scales, biases, params, via } => {
@@ -204,7 +200,9 @@ impl Dense<'_> {
                 let numbers =
                     numbers.map_err(|cause| ConvertError::Mlx { module: path.to_owned(), cause })?;
                 if !dtype.all_finite(&numbers) {
-                    return Err(ConvertError::NotFinite { tensor: format!("{path}.weight with its adapter") });
+                    return Err(ConvertError::NotFinite {
+                        tensor: format!("{path}.weight with its adapter"),
+                    });
                 }
                 Ok(Cow::Owned(numbers))
             }

@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 
+use super::convert::ConvertError;
 use super::numbers::FloatType;
+use super::pack::quantize;
 use crate::checkpoint::tensor::TensorData;
-use crate::checkpoint::{QuantParams, Tensor};
+use crate::checkpoint::{ElementType, QuantParams, Tensor};
+use crate::mlx::cpu::Pool;
 use crate::mlx::{self, Array, Dtype};
 
 /// Numbers that are unpacked at a time; MLX's CPU graph holds several copies of them.
@@ -39,6 +42,34 @@ pub fn dequantize(
         numbers.extend(part.astype(dtype(kind))?.to_bytes()?);
     }
     Ok((numbers, kind))
+}
+
+/// What is left of numbers after packing and unpacking them: bytes of the same type.
+///
+/// # Errors
+/// When MLX refuses the tensors.
+pub(super) fn fake_quantize(
+    numbers: &[u8],
+    kind: FloatType,
+    shape: &[usize],
+    params: QuantParams,
+    pool: &Pool,
+) -> Result<Vec<u8>, ConvertError> {
+    let packed = quantize(numbers, kind, params, pool)?;
+    let columns = shape.last().copied().unwrap_or(0);
+    let rows: usize = shape.iter().rev().skip(1).product();
+    let tensor = |bytes: Vec<u8>, dtype: ElementType, columns: Option<usize>| Tensor {
+        dtype,
+        shape: vec![rows, columns.unwrap_or(0)],
+        data: TensorData::Owned(Arc::new(bytes)),
+    };
+    let scale = if params.mode.has_biases() { kind.element() } else { ElementType::U8 };
+    let groups = params.groups(columns);
+    let weight = tensor(packed.weight, ElementType::U32, params.packed_columns(columns));
+    let scales = tensor(packed.scales, scale, groups);
+    let biases = params.mode.has_biases().then(|| tensor(packed.biases, scale, groups));
+    let (numbers, unpacked) = dequantize(&weight, &scales, biases.as_ref(), params, kind)?;
+    Ok(unpacked.cast(&numbers, kind))
 }
 
 /// The type in MLX.
