@@ -58,6 +58,9 @@ fn help_lists_the_verbs() {
       generate      Answer a prompt and exit [alias: gen]
       chat          Talk with a model
       cache-prompt  Compute a long prompt once and save it for `generate --prompt-cache-file`
+      convert       Quantize, dequantize or cast a model
+      fuse          Put an adapter into the weights of its model
+      perplexity    Measure how well a model predicts text
       goldens       Compare the engine with mlx-lm, bit for bit
       completions   Print a completion script for a shell
       man           Print a manual page, or write all of them
@@ -177,7 +180,7 @@ fn short_help_of_generate_is_for_newcomers() {
 
 #[test]
 fn long_help_of_every_verb_has_examples() {
-    for verb in ["generate", "chat", "cache-prompt", "completions", "man"] {
+    for verb in ["generate", "chat", "cache-prompt", "convert", "fuse", "perplexity", "completions", "man"] {
         let output = String::from_utf8(mlx_bun(&[verb, "--help"]).output().unwrap().stdout).unwrap();
         assert!(output.contains("Example"), "{verb}");
         assert!(output.contains(&format!("mlx-bun {verb}")), "{verb}");
@@ -569,7 +572,7 @@ fn manual_pages() {
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     names.sort();
-    assert_snapshot!(names.join(" "), @"mlx-bun-cache-prompt.1 mlx-bun-chat.1 mlx-bun-completions.1 mlx-bun-generate.1 mlx-bun-goldens-check.1 mlx-bun-goldens-list.1 mlx-bun-goldens-regen.1 mlx-bun-goldens.1 mlx-bun-man.1 mlx-bun.1");
+    assert_snapshot!(names.join(" "), @"mlx-bun-cache-prompt.1 mlx-bun-chat.1 mlx-bun-completions.1 mlx-bun-convert.1 mlx-bun-fuse.1 mlx-bun-generate.1 mlx-bun-goldens-check.1 mlx-bun-goldens-list.1 mlx-bun-goldens-regen.1 mlx-bun-goldens.1 mlx-bun-man.1 mlx-bun-perplexity.1 mlx-bun.1");
     let page = String::from_utf8(mlx_bun(&["man", "gen"]).output().unwrap().stdout).unwrap();
     for part in [".TH mlx-bun-generate 1", ".SH \"EXIT STATUS\"", ".SH ENVIRONMENT", "\\fB\\-\\-top\\-p\\fR"]
     {

@@ -195,6 +195,38 @@ fn rows_that_groups_do_not_divide_stay_and_are_said() {
     );
 }
 
+/// The target is a floor, the results of probing are used again, and the model answers.
+#[test]
+fn mixed_precision_reaches_its_target_and_remembers_what_it_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let results = folder.path().join("results.json");
+    let mut runs = Vec::new();
+    for (name, target) in [("a", "5"), ("b", "7")] {
+        let out = folder.path().join(name);
+        let arguments =
+            ["--target-bpw", target, "--q-group-size", "32", "--n-calibration", "1", "--sensitivities"];
+        let mut command = convert(&checkpoint("llama-f32"), &out, &arguments);
+        let text = stderr(command.arg(&results), 0);
+        let (_, reached) = text.split_once("Mixed 14 modules: ").unwrap();
+        let reached: f64 = reached.split(' ').next().unwrap().parse().unwrap();
+        assert!(reached >= target.parse().unwrap(), "{text}");
+        let config: Value = serde_json::from_slice(&fs::read(out.join("config.json")).unwrap()).unwrap();
+        let bits = |module: &str| config["quantization"][module]["bits"].as_u64();
+        let modules =
+            ["q_proj", "k_proj", "v_proj", "o_proj"].map(|name| format!("model.layers.1.self_attn.{name}"));
+        assert!(modules.iter().filter(|module| bits(module) == Some(8)).count() >= 2, "{config}");
+        assert_eq!(config["quantization"]["bits"], 4);
+        let out = out.to_str().unwrap().to_owned();
+        stderr(&mut mlx_bun(&["generate", "--model", &out, "--raw", "a b", "--max-tokens", "3"]), 0);
+        runs.push((reached, fs::metadata(&results).unwrap().modified().unwrap()));
+    }
+    assert!(runs[0].0 < runs[1].0);
+    assert_eq!(runs[0].1, runs[1].1, "nothing was measured twice");
+    let packed =
+        stderr(&mut convert(&checkpoint("llama-4bit"), &folder.path().join("c"), &["--target-bpw", "5"]), 1);
+    assert!(packed.starts_with("error: the model is quantized already"), "{packed}");
+}
+
 /// A limit on the size of files stands for a full disk.
 #[cfg(target_os = "linux")]
 #[test]
@@ -228,7 +260,7 @@ fn a_killed_conversion_leaves_no_half_model() {
         child.kill().unwrap();
         child.wait().unwrap();
         if target.exists() {
-            assert_eq!(tensors(&target).len(), 47, "after {} ms", step * 15);
+            assert_eq!(tensors(&target).len(), 50, "after {} ms", step * 15);
             assert!(target.join("config.json").exists() && target.join("tokenizer.json").exists());
             fs::remove_dir_all(&target).unwrap();
             completed += 1;
