@@ -10,8 +10,8 @@ use mlx_bun::checkpoint::source::{ResolvedModel, resolve_model};
 use mlx_bun::checkpoint::{QuantMode, QuantParams};
 use mlx_bun::mlx::cpu_ops;
 use mlx_bun::quantize::{
-    Action, ConvertError, ConvertOptions, Converted, FloatType, Predicate, Recipe, SourceModel, SweepError,
-    SweepOptions, allocate, calibration, convert, sweep,
+    Action, ConvertError, ConvertOptions, Converted, FloatType, KvLayer, Predicate, Recipe, SourceModel,
+    SweepError, SweepOptions, allocate, calibration, convert, kv_config, sweep,
 };
 
 use crate::args::numerics::NumericsArgs;
@@ -86,6 +86,11 @@ pub struct ConvertArgs {
     )]
     candidate_bits: Vec<u8>,
 
+    /// Measure which layers' key-value caches take 4 bits and which need 8, for a mean of this many, and write
+    /// kv_config.json
+    #[arg(long, value_name = "BITS", value_parser = kv_bits, help_heading = "Mixed precision")]
+    kv_target_bits: Option<f64>,
+
     /// Text to probe with: a .jsonl or text file [default: a built-in mix]
     #[arg(long, value_name = "FILE", env = env::MLX_BUN_CALIBRATION_JSONL, hide_env = true, help_heading = "Mixed precision")]
     calibration_mix: Option<PathBuf>,
@@ -150,7 +155,14 @@ pub fn run(args: &ConvertArgs, printer: &Printer) -> anyhow::Result<ExitStatus> 
         None => Action::Keep,
     };
     let dtype = args.dtype.as_deref().and_then(FloatType::from_name);
-    let options = ConvertOptions { dtype, action };
+    let kv_config = match args.kv_target_bits {
+        None => None,
+        Some(target) => match measure_caches(args, target, &source, printer, &interrupt)? {
+            Some(layers) => Some(layers),
+            None => return Ok(ExitStatus::Interrupted),
+        },
+    };
+    let options = ConvertOptions { dtype, action, kv_config };
     let converted = written(printer, &interrupt, |on_progress| {
         convert(&source, &args.mlx_path, &options, resolved.repo_id.as_deref(), on_progress)
     })?;
@@ -162,6 +174,44 @@ pub fn run(args: &ConvertArgs, printer: &Printer) -> anyhow::Result<ExitStatus> 
 fn target_bits(text: &str) -> Result<f64, String> {
     let problem = || "must be a positive number of bits".to_owned();
     text.parse().ok().filter(|bits: &f64| bits.is_finite() && *bits > 0.0).ok_or_else(problem)
+}
+
+fn kv_bits(text: &str) -> Result<f64, String> {
+    let problem = || "must be a number in [4, 8]".to_owned();
+    text.parse().ok().filter(|bits: &f64| (4.0..=8.0).contains(bits)).ok_or_else(problem)
+}
+
+/// Token sequences to probe with; chooses the arithmetic, too.
+fn probes(args: &ConvertArgs, source: &SourceModel, printer: &Printer) -> anyhow::Result<Vec<Vec<u32>>> {
+    choose_numerics(args.numerics.resolve(), printer)?;
+    let samples = calibration::samples(args.calibration_mix.as_deref())?;
+    let count = args.n_calibration as usize;
+    Ok(calibration::sequences(&samples, &source.tokenizer()?, CALIBRATION_LENGTH, count)?)
+}
+
+/// Probes the caches; `None` when interrupted.
+fn measure_caches(
+    args: &ConvertArgs,
+    target: f64,
+    source: &SourceModel,
+    printer: &Printer,
+    interrupt: &Interrupt,
+) -> anyhow::Result<Option<Vec<KvLayer>>> {
+    let sequences = probes(args, source, printer)?;
+    interrupt.begin();
+    let mut bar = None;
+    let layers = kv_config(source, &sequences, target, &mut |done, total| {
+        bar.get_or_insert_with(|| printer.progress("Probing caches", total as u64)).set(done as u64);
+        if interrupt.is_set() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    drop(bar);
+    let layers = match layers {
+        Err(SweepError::Interrupted) => return Ok(None),
+        layers => layers?,
+    };
+    let wide = layers.iter().filter(|layer| layer.bits == 8).count();
+    printer.note(&format!("Key-value caches: {wide} layers at 8 bits, {} at 4", layers.len() - wide));
+    Ok(Some(layers))
 }
 
 /// Probes the model and shares the bits out; `None` when interrupted.
@@ -187,10 +237,7 @@ fn mix(
     if params.mode != QuantMode::Affine {
         return Err(Complaint::usage("`--target-bpw` mixes affine widths; leave --q-mode out").into());
     }
-    choose_numerics(args.numerics.resolve(), printer)?;
-    let samples = calibration::samples(args.calibration_mix.as_deref())?;
-    let count = args.n_calibration as usize;
-    let sequences = calibration::sequences(&samples, &source.tokenizer()?, CALIBRATION_LENGTH, count)?;
+    let sequences = probes(args, source, printer)?;
     let options = SweepOptions { candidates: candidates.clone(), group_size: params.group_size, sequences };
     let file = args.sensitivities.clone().unwrap_or_else(|| {
         let mut name = args.mlx_path.clone().into_os_string();

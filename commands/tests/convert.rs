@@ -227,6 +227,24 @@ fn mixed_precision_reaches_its_target_and_remembers_what_it_measured() {
     assert!(packed.starts_with("error: the model is quantized already"), "{packed}");
 }
 
+#[test]
+fn a_cache_config_lists_every_layer_of_full_attention() {
+    let folder = tempfile::tempdir().unwrap();
+    for (model, target, expected) in [("llama-f32", "6", 2), ("gemma3_text-f32", "8", 1)] {
+        let out = folder.path().join(model);
+        stderr(
+            &mut convert(&checkpoint(model), &out, &["--kv-target-bits", target, "--n-calibration", "1"]),
+            0,
+        );
+        let layers: Vec<Value> =
+            serde_json::from_slice(&fs::read(out.join("kv_config.json")).unwrap()).unwrap();
+        assert_eq!(layers.len(), expected, "{model}");
+        let bits: u64 = layers.iter().map(|layer| layer["bits"].as_u64().unwrap()).sum();
+        assert_eq!(bits / expected as u64, target.parse::<u64>().unwrap());
+        assert!(layers.iter().all(|layer| layer["group_size"] == 32 && layer["layer_idx"].is_u64()));
+    }
+}
+
 /// A limit on the size of files stands for a full disk.
 #[cfg(target_os = "linux")]
 #[test]

@@ -7,9 +7,10 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
+use super::kv_config::KvLayer;
 use super::numbers::FloatType;
 use super::recipe::{Chooser, Predicate, RecipeError};
-use super::source::{SourceModel, quantization_block};
+use super::source::{KV_CONFIG_NAME, SourceModel, quantization_block};
 use super::step::{Dense, Kept, Step};
 use crate::checkpoint::error::shown_name;
 use crate::checkpoint::snapshot_writer::{SnapshotError, SnapshotWriter, TensorSpec};
@@ -43,6 +44,8 @@ pub struct ConvertOptions {
     pub dtype: Option<FloatType>,
     /// What to make of the weights.
     pub action: Action,
+    /// Bits of each layer's key-value cache to go with it; the source's own file is copied otherwise.
+    pub kv_config: Option<Vec<KvLayer>>,
 }
 
 /// A model that was written.
@@ -166,7 +169,7 @@ pub fn fuse(
     on_progress: OnProgress,
 ) -> Result<Converted, ConvertError> {
     let action = if dequantize { Action::Dequantize } else { Action::Keep };
-    let options = ConvertOptions { dtype: None, action };
+    let options = ConvertOptions { dtype: None, action, kv_config: None };
     write_model(source, Some(adapter), target, &options, repo_id, on_progress)
 }
 
@@ -183,6 +186,9 @@ fn write_model(
     let converted = plan.write(&writer, on_progress)?;
     writer.write_json("config.json", &saved_config(plan.config))?;
     source.copy_files(&writer, repo_id)?;
+    if let Some(layers) = &options.kv_config {
+        writer.write_json(KV_CONFIG_NAME, layers)?;
+    }
     writer.commit()?;
     Ok(converted)
 }

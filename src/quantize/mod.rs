@@ -5,6 +5,7 @@ mod allocator;
 pub mod calibration;
 mod convert;
 mod float_codes;
+mod kv_config;
 mod numbers;
 mod pack;
 mod recipe;
@@ -17,6 +18,7 @@ pub use allocator::{Allocation, Sensitivity, allocate};
 pub use convert::{
     Action, ConvertError, ConvertOptions, Converted, OnProgress, Progress, convert, fuse, saved_config,
 };
+pub use kv_config::{KvLayer, kv_config};
 pub use numbers::FloatType;
 pub use pack::{Packed, quantize};
 pub use recipe::{Predicate, Recipe, RecipeError};

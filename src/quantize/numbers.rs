@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn casts_round_to_nearest_even_and_keep_what_is_exact() {
-        let values = [0.0f32, -0.0, 1.0, 1.003_906_25, 1.011_718_75, 65504.0, 1e-7, -3.5];
+        let values = [0.0f32, -0.0, 1.0, 1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0, 65504.0, 1e-7, -3.5];
         let single = FloatType::Float32.encode(&values);
         let decoded = |kind: FloatType| kind.decode(&FloatType::Float32.cast(&single, kind));
         assert_eq!(decoded(FloatType::Bfloat16)[3..5], [1.0, 1.015_625]);

@@ -46,6 +46,9 @@ pub enum SweepError {
     /// Nothing to probe.
     #[error("the model has no modules that can be probed ({}), so --target-bpw cannot mix their bits", PROBED.join(", "))]
     NoModules,
+    /// No cache to pack.
+    #[error("no layer of the model has a key-value cache that can be packed")]
+    NoCaches,
     /// A quantized source.
     #[error("the model is quantized already; --target-bpw starts from unquantized weights or a .gguf file")]
     Packed,
@@ -163,7 +166,7 @@ fn probed(source: &SourceModel, group_size: u32) -> Result<Vec<(&str, Dense<'_>)
     if probed.is_empty() { Err(SweepError::NoModules) } else { Ok(probed) }
 }
 
-fn batch(sequences: &[Vec<u32>]) -> mlx::Result<Array> {
+pub(super) fn batch(sequences: &[Vec<u32>]) -> mlx::Result<Array> {
     let length = sequences.first().map_or(0, Vec::len);
     Array::from_slice(&sequences.concat(), &[sequences.len() as i32, length as i32])
 }
@@ -174,7 +177,7 @@ fn logits(model: &dyn Model, batch: &Array) -> mlx::Result<Array> {
     Ok(logits)
 }
 
-fn mean_divergence(reference: &Array, logits: &Array) -> mlx::Result<f64> {
+pub(super) fn mean_divergence(reference: &Array, logits: &Array) -> mlx::Result<f64> {
     let values = divergence(reference, logits)?.to_f32_vec()?;
     Ok(values.iter().map(|value| f64::from(*value)).sum::<f64>() / values.len().max(1) as f64)
 }

@@ -142,10 +142,12 @@ impl SourceModel {
 
     /// Paths of the modules that can be quantized.
     pub fn module_paths(&self) -> Vec<&str> {
-        let path = |taken| match taken {
-            &Taken::Weight { ref path, .. } => Some(path.as_str()),
-            &Taken::Plain { .. } => None,
-        };
+        fn path(taken: &Taken) -> Option<&str> {
+            match taken {
+                Taken::Weight { path, .. } => Some(path.as_str()),
+                Taken::Plain { .. } => None,
+            }
+        }
         self.tensors.iter().filter_map(path).collect()
     }
 
