@@ -147,8 +147,9 @@ pub fn evaluate(
     Ok(Some(evaluation))
 }
 
-/// `nn.losses.cross_entropy(logits, targets, reduction="none")`.
+/// `nn.losses.cross_entropy(logits, targets, reduction="none")` where there is no fast path for it.
 fn cross_entropy(logits: &Array, targets: &Array) -> mlx::Result<Array> {
+    let logits = logits.subtract(&logits.max(-1, true)?)?;
     let score = logits.take_along_axis(&targets.expand_dims(-1)?, -1)?.squeeze(-1)?;
     logits.logsumexp(-1, false)?.subtract(&score)
 }
