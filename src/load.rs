@@ -72,7 +72,7 @@ fn load_snapshot(directory: &Path, adapter: Option<Adapter>) -> Result<LoadedMod
     let tensors = checkpoint.take_tensors();
     Ok(LoadedModel {
         chat_templates: ChatTemplates::from_directory(directory, tokenizer.config())?,
-        model: models::load_with_inventory(&checkpoint.config, tensors, None, adapter)?.0,
+        model: models::load_adapted(&checkpoint.config, tensors, None, adapter)?,
         tokenizer,
         generation_config: checkpoint.generation_config,
     })
@@ -96,7 +96,7 @@ fn load_gguf(file: &Path, adapter: Option<Adapter>) -> Result<LoadedModel, LoadM
         chat_templates: ChatTemplates::from_config_value(
             tokenizer.config().get("chat_template").unwrap_or(&Value::Null),
         )?,
-        model: models::load_with_inventory(&config, tensors, Some(gguf_compute_dtype()), adapter)?.0,
+        model: models::load_adapted(&config, tensors, Some(gguf_compute_dtype()), adapter)?,
         tokenizer,
         generation_config: GenerationConfig::default(),
     })

@@ -73,12 +73,19 @@ pub struct Loader<'a> {
     tensors: TensorSource,
     compute_dtype: Option<Dtype>,
     adapter: Option<Adapter>,
+    /// Whether arrays hold nothing.
+    hollow: bool,
 }
 
 impl<'a> Loader<'a> {
     /// `compute_dtype` casts every floating-point tensor; `None` keeps the checkpoint's types.
     pub fn new(config: &'a Config, tensors: TensorSource, compute_dtype: Option<Dtype>) -> Self {
-        Self { config, tensors, compute_dtype, adapter: None }
+        Self { config, tensors, compute_dtype, adapter: None, hollow: false }
+    }
+
+    /// Gives layers zeros that are never computed instead of the weights: for those who only ask what is taken.
+    pub fn without_weights(self) -> Self {
+        Self { hollow: true, ..self }
     }
 
     /// Puts an adapter on the linear layers it is for.
@@ -144,13 +151,7 @@ impl<'a> Loader<'a> {
             WeightTensors::Dense(weight) => Ok(Weight::dense(self.cast(&weight)?)?),
             WeightTensors::Quantized { weight, scales, biases, params } => {
                 let biases = biases.map(|biases| self.cast(&biases)).transpose()?;
-                Ok(Weight::quantized(
-                    Array::from_tensor(&weight)?,
-                    self.cast(&scales)?,
-                    biases,
-                    params,
-                    input,
-                ))
+                Ok(Weight::quantized(self.array(&weight)?, self.cast(&scales)?, biases, params, input))
             }
         }
     }
@@ -160,8 +161,18 @@ impl<'a> Loader<'a> {
         self.cast(&tensor)
     }
 
+    fn array(&self, tensor: &Tensor) -> Result<Array, LoadError> {
+        if !self.hollow {
+            return Ok(Array::from_tensor(tensor)?);
+        }
+        // The shape was asked for as `i32`s.
+        let shape: Vec<i32> =
+            tensor.shape.iter().map(|&size| i32::try_from(size).unwrap_or(i32::MAX)).collect();
+        Ok(Array::zeros(&shape, Dtype::from(tensor.dtype))?)
+    }
+
     fn cast(&self, tensor: &Tensor) -> Result<Array, LoadError> {
-        let array = Array::from_tensor(tensor)?;
+        let array = self.array(tensor)?;
         match self.compute_dtype {
             Some(dtype) if array.dtype().is_floating() && array.dtype() != dtype => Ok(array.astype(dtype)?),
             _ => Ok(array),

@@ -84,26 +84,41 @@ pub fn load(
     tensors: TensorSource,
     compute_dtype: Option<Dtype>,
 ) -> std::result::Result<Box<dyn Model>, LoadError> {
-    Ok(load_with_inventory(config, tensors, compute_dtype, None)?.0)
+    load_adapted(config, tensors, compute_dtype, None)
 }
 
-/// [`load`] with an adapter on the layers it is for; and the tensors that the family took, of which a converted model
-/// consists.
+/// [`load`] with an adapter on the layers it is for.
 ///
 /// # Errors
 /// As [`load`], and when the adapter does not fit.
-pub fn load_with_inventory(
+pub fn load_adapted(
     config: &Config,
     tensors: TensorSource,
     compute_dtype: Option<Dtype>,
     adapter: Option<Adapter>,
+) -> std::result::Result<Box<dyn Model>, LoadError> {
+    let loader = Loader::new(config, tensors, compute_dtype).with_adapter(adapter);
+    Ok(load_with(config, loader)?.0)
+}
+
+/// The tensors that a family takes of a checkpoint, those that a converted model consists of. Builds no network and
+/// touches no weights.
+///
+/// # Errors
+/// As [`load`].
+pub fn inventory(config: &Config, tensors: TensorSource) -> std::result::Result<Vec<Taken>, LoadError> {
+    Ok(load_with(config, Loader::new(config, tensors, None).without_weights())?.1)
+}
+
+fn load_with(
+    config: &Config,
+    mut loader: Loader,
 ) -> std::result::Result<(Box<dyn Model>, Vec<Taken>), LoadError> {
     let family = config.family()?;
     let Some((_, load)) = FAMILIES.iter().find(|(name, _)| *name == family) else {
         let supported = families().collect::<Vec<_>>().join(", ");
         return Err(LoadError::UnknownFamily { family: family.to_owned(), supported });
     };
-    let mut loader = Loader::new(config, tensors, compute_dtype).with_adapter(adapter);
     let model = load(&mut loader)?;
     let taken = loader.taken();
     loader.finish(family)?;

@@ -71,7 +71,7 @@ impl SourceModel {
         let mut checkpoint = Checkpoint::open(directory)?;
         let tensors = checkpoint.take_tensors();
         let network = (checkpoint.config.clone(), tensors.clone());
-        let (_, tensors) = models::load_with_inventory(&checkpoint.config, tensors, None, None)?;
+        let tensors = models::inventory(&checkpoint.config, tensors)?;
         let mut config = checkpoint.config.root().as_object().cloned().unwrap_or_default();
         // As long as the config's own ids say the same, they keep their form.
         if checkpoint.generation_config.eos_token_ids.as_ref().is_some_and(|ids| !ids.is_empty()) {
@@ -96,7 +96,7 @@ impl SourceModel {
         let quantization = Quantization::from_config(&config, None)?;
         let tensors = TensorSource::new(gguf.tensors, quantization, label.clone(), label);
         let network = (config.clone(), tensors.clone());
-        let (_, tensors) = models::load_with_inventory(&config, tensors, None, None)?;
+        let tensors = models::inventory(&config, tensors)?;
         let files = SourceFiles::Gguf {
             tokenizer_json: gguf.tokenizer_json,
             tokenizer_config: gguf.tokenizer_config,
