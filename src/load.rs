@@ -7,6 +7,7 @@ use serde_json::Value;
 use crate::checkpoint::gguf::{self, GgufError};
 use crate::checkpoint::source::ModelSource;
 use crate::checkpoint::{Checkpoint, CheckpointError, Config, GenerationConfig, Quantization};
+use crate::lora::Adapter;
 use crate::mlx::{DeviceKind, Dtype, default_device};
 use crate::models::loader::LoadError;
 use crate::models::{self, Model};
@@ -50,26 +51,34 @@ pub enum LoadModelError {
 /// # Errors
 /// One line that names the file, the tensor or the field, and what is wrong with it.
 pub fn load(source: &ModelSource) -> Result<LoadedModel, LoadModelError> {
+    load_adapted(source, None)
+}
+
+/// [`load`] with an adapter on the layers it is for.
+///
+/// # Errors
+/// As [`load`], and when the adapter does not fit.
+pub fn load_adapted(source: &ModelSource, adapter: Option<Adapter>) -> Result<LoadedModel, LoadModelError> {
     match source {
-        ModelSource::Snapshot(directory) => load_snapshot(directory),
-        ModelSource::Gguf(file) => load_gguf(file),
+        ModelSource::Snapshot(directory) => load_snapshot(directory, adapter),
+        ModelSource::Gguf(file) => load_gguf(file, adapter),
     }
 }
 
-fn load_snapshot(directory: &Path) -> Result<LoadedModel, LoadModelError> {
+fn load_snapshot(directory: &Path, adapter: Option<Adapter>) -> Result<LoadedModel, LoadModelError> {
     let mut checkpoint = Checkpoint::open(directory)?;
     let mut tokenizer = Tokenizer::from_dir(directory)?;
     tokenizer.extend_eos_token_ids(checkpoint.eos_token_ids.iter().copied());
     let tensors = checkpoint.take_tensors();
     Ok(LoadedModel {
         chat_templates: ChatTemplates::from_directory(directory, tokenizer.config())?,
-        model: models::load(&checkpoint.config, tensors, None)?,
+        model: models::load_adapted(&checkpoint.config, tensors, None, adapter)?,
         tokenizer,
         generation_config: checkpoint.generation_config,
     })
 }
 
-fn load_gguf(file: &Path) -> Result<LoadedModel, LoadModelError> {
+fn load_gguf(file: &Path, adapter: Option<Adapter>) -> Result<LoadedModel, LoadModelError> {
     let gguf = gguf::load(file)?;
     let label =
         file.file_name().map_or_else(|| file.display().to_string(), |name| name.to_string_lossy().into());
@@ -88,7 +97,7 @@ fn load_gguf(file: &Path) -> Result<LoadedModel, LoadModelError> {
         chat_templates: ChatTemplates::from_config_value(
             tokenizer.config().get("chat_template").unwrap_or(&Value::Null),
         )?,
-        model: models::load(&config, tensors, Some(gguf_compute_dtype()))?,
+        model: models::load_adapted(&config, tensors, Some(gguf_compute_dtype()), adapter)?,
         tokenizer,
         generation_config: GenerationConfig::default(),
     })

@@ -9,15 +9,18 @@ use clap::{ArgAction, ColorChoice, Command, CommandFactory, FromArgMatches};
 use crate::cache_prompt::CachePromptArgs;
 use crate::chat::ChatArgs;
 use crate::completions::CompletionsArgs;
+use crate::convert::ConvertArgs;
 use crate::env;
 use crate::exit::ExitStatus;
 use crate::fit::FitArgs;
+use crate::fuse::FuseArgs;
 use crate::gc::GcArgs;
 use crate::generate::GenerateArgs;
 use crate::get::GetArgs;
 use crate::goldens::Goldens;
 use crate::ls::LsArgs;
 use crate::man::ManArgs;
+use crate::perplexity::PerplexityArgs;
 use crate::printer::{ColorMode, Printer, Verbosity};
 use crate::reference::DocsArgs;
 use crate::scan::ScanArgs;
@@ -82,6 +85,9 @@ pub enum Verb {
     Fit(Box<FitArgs>),
     Gc(GcArgs),
     Upload(UploadArgs),
+    Convert(Box<ConvertArgs>),
+    Fuse(Box<FuseArgs>),
+    Perplexity(Box<PerplexityArgs>),
     Goldens(Goldens),
     Completions(CompletionsArgs),
     Man(ManArgs),
@@ -131,7 +137,8 @@ pub fn parse(arguments: &[OsString]) -> anyhow::Result<Result<Cli, ExitStatus>> 
         .long_version(version::long())
         .after_help("`mlx-bun help VERB` or `mlx-bun VERB --help` tells more about a verb.")
         .after_long_help(codes);
-    let parsed = command.try_get_matches_from(arguments).and_then(|matches| Cli::from_arg_matches(&matches));
+    let arguments = with_quantize_spelled_out(arguments);
+    let parsed = command.try_get_matches_from(&arguments).and_then(|matches| Cli::from_arg_matches(&matches));
     match parsed {
         Ok(cli) => Ok(Ok(cli)),
         Err(mut error) => {
@@ -142,6 +149,16 @@ pub fn parse(arguments: &[OsString]) -> anyhow::Result<Result<Cli, ExitStatus>> 
             say(&error, color).map(Err)
         }
     }
+}
+
+/// In `convert`, `-q` is mlx-lm's flag for quantizing, not `--quiet`.
+fn with_quantize_spelled_out(arguments: &[OsString]) -> Vec<OsString> {
+    let verb = arguments.iter().position(|word| word == "convert").unwrap_or(arguments.len());
+    let spelled = |(index, word): (usize, &OsString)| match index > verb && word == "-q" {
+        true => OsString::from("--quantize"),
+        false => word.clone(),
+    };
+    arguments.iter().enumerate().map(spelled).collect()
 }
 
 fn say(error: &clap::Error, color: ColorMode) -> anyhow::Result<ExitStatus> {
@@ -185,6 +202,16 @@ mod tests {
     #[test]
     fn the_flags_are_consistent() {
         command().debug_assert();
+    }
+
+    #[test]
+    fn q_quantizes_where_mlx_lm_has_it_so() {
+        let words = |words: &[&str]| {
+            let words: Vec<_> = words.iter().map(OsString::from).collect();
+            with_quantize_spelled_out(&words).join(std::ffi::OsStr::new(" "))
+        };
+        assert_eq!(words(&["x", "-q", "convert", "-q", "m"]), "x -q convert --quantize m");
+        assert_eq!(words(&["x", "generate", "-q"]), "x generate -q");
     }
 
     #[test]

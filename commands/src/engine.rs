@@ -28,6 +28,8 @@ pub fn message(role: &str, content: impl Into<String>) -> Message {
 pub struct LoadOptions {
     /// Folder, .gguf file or hub id; `None` for the model of the prompt cache file, else the starter.
     pub model: Option<String>,
+    /// An adapter to put on it.
+    pub adapter_path: Option<PathBuf>,
     /// Tokens that end a reply, beside the model's own.
     pub extra_eos_tokens: Vec<String>,
     /// The chat template.

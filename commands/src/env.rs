@@ -21,6 +21,8 @@ pub const MLX_BUN_THREADS: &str = "MLX_BUN_THREADS";
 pub const MLX_BUN_CPU_KERNELS: &str = "MLX_BUN_CPU_KERNELS";
 /// `--cpu-precision`.
 pub const MLX_BUN_CPU_PRECISION: &str = "MLX_BUN_CPU_PRECISION";
+/// `--calibration-mix`.
+pub const MLX_BUN_CALIBRATION_JSONL: &str = "MLX_BUN_CALIBRATION_JSONL";
 /// Which vector instructions our CPU kernels use.
 pub const MLX_BUN_CPU_ISA: &str = "MLX_BUN_CPU_ISA";
 /// Which MLX build the launcher put in place.
@@ -53,6 +55,10 @@ pub const GROUPS: &[Group] = &[
             Variable { name: MLX_BUN_THREADS, doc: "`--threads` when the flag is absent" },
             Variable { name: MLX_BUN_CPU_KERNELS, doc: "`--cpu-kernels` when the flag is absent" },
             Variable { name: MLX_BUN_CPU_PRECISION, doc: "`--cpu-precision` when the flag is absent" },
+            Variable {
+                name: MLX_BUN_CALIBRATION_JSONL,
+                doc: "`--calibration-mix` of `convert` when the flag is absent",
+            },
             Variable {
                 name: MLX_BUN_CPU_ISA,
                 doc: "Vector instructions of our CPU kernels: `auto` (default), `plain`, `avx2`, `avx512`, `avx512-vnni` or `neon`",

@@ -7,10 +7,12 @@ use anyhow::Context as _;
 use mlx_bun::cache::{LayerCache, LayerKind};
 use mlx_bun::checkpoint::environment::Environment;
 use mlx_bun::generate::prompt_cache;
+use mlx_bun::lora::Adapter;
 use mlx_bun::mlx::{self, DeviceKind, cpu_ops};
 use mlx_bun::registry::select::select_model;
 use serde_json::Value;
 
+use crate::args::numerics::Numerics;
 use crate::engine::{Engine, LoadOptions};
 use crate::env;
 use crate::error::Complaint;
@@ -23,7 +25,7 @@ use crate::session::{CACHE_EOS_TOKEN, CACHE_MODEL, CACHE_TOKENIZER, Session};
 /// # Errors
 /// There is no such model, or it cannot be used.
 pub fn load(options: &LoadOptions, printer: &Printer) -> anyhow::Result<Box<dyn Engine>> {
-    choose_numerics(options, printer)?;
+    choose_numerics(options.numerics, printer)?;
     let saved = options.prompt_cache_file.as_deref().map(prompt_cache::load).transpose()?;
     let (prefix, metadata) = saved.unzip();
     let recorded = metadata.as_ref().and_then(|metadata: &BTreeMap<_, _>| metadata.get(CACHE_MODEL).cloned());
@@ -40,7 +42,8 @@ pub fn load(options: &LoadOptions, printer: &Printer) -> anyhow::Result<Box<dyn 
     };
     let resolved = select_model(argument.as_deref(), &Environment::of_process())?;
     printer.detail(&format!("model: {}", resolved.source.path().display()));
-    let mut loaded = mlx_bun::load::load(&resolved.source)?;
+    let adapter = options.adapter_path.as_deref().map(Adapter::open).transpose()?;
+    let mut loaded = mlx_bun::load::load_adapted(&resolved.source, adapter)?;
     let recorded = metadata.as_ref().map(recorded_eos_token).transpose()?.flatten();
     for token in options.extra_eos_tokens.iter().chain(&recorded) {
         let added = loaded.tokenizer.add_eos_token(token);
@@ -75,8 +78,7 @@ fn absolute(name: &str) -> String {
 
 /// Fused activations are mlx-lm's bits. On a Linux CPU they need a C++ compiler at run time, so there they are
 /// on only where those bits are asked for.
-fn choose_numerics(options: &LoadOptions, printer: &Printer) -> anyhow::Result<()> {
-    let numerics = options.numerics;
+pub fn choose_numerics(numerics: Numerics, printer: &Printer) -> anyhow::Result<()> {
     let wanted =
         numerics.compiled_activations.unwrap_or(numerics.l1 || mlx::default_device() == DeviceKind::Gpu);
     let available = wanted && mlx::compile_available();

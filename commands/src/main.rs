@@ -5,11 +5,13 @@ mod cache_prompt;
 mod chat;
 mod cli;
 mod completions;
+mod convert;
 mod engine;
 mod env;
 mod error;
 mod exit;
 mod fit;
+mod fuse;
 mod gc;
 mod generate;
 mod get;
@@ -20,6 +22,7 @@ mod load;
 mod ls;
 mod man;
 mod output;
+mod perplexity;
 mod printer;
 mod prompt;
 mod prompt_file;
@@ -65,6 +68,9 @@ fn run(verb: Verb, printer: Printer) -> anyhow::Result<ExitStatus> {
         Verb::Fit(args) => fit::run(&args, &printer),
         Verb::Gc(args) => gc::run(&args, &printer),
         Verb::Upload(args) => upload::run(&args, &printer),
+        Verb::Convert(args) => convert::run(&args, &printer),
+        Verb::Fuse(args) => fuse::run(&args, &printer),
+        Verb::Perplexity(args) => perplexity::run(&args, &printer),
         Verb::Goldens(args) => {
             let agrees = args.run(&mut printer.stdout())?;
             Ok(if agrees { ExitStatus::Success } else { ExitStatus::Failure })

@@ -17,7 +17,7 @@ fn unknown_verbs_and_flags_get_a_suggestion() {
     -- stderr
     error: unrecognized subcommand 'generat'
 
-      hint: some similar subcommands exist: 'gen', 'generate'
+      hint: some similar subcommands exist: 'convert', 'gen', 'generate'
 
     Usage: mlx-bun [OPTIONS] <COMMAND>
 
@@ -49,8 +49,7 @@ fn unknown_verbs_and_flags_get_a_suggestion() {
 
 #[test]
 fn flags_of_later_work_do_not_exist() {
-    for flag in ["--adapter-path", "--draft-model", "--image", "--num-draft-tokens", "--quantize-activations"]
-    {
+    for flag in ["--draft-model", "--image", "--num-draft-tokens", "--quantize-activations"] {
         assert_eq!(
             refused(&["generate", flag, "x", "hi"]),
             format!("error: unexpected argument '{flag}' found")

@@ -101,6 +101,25 @@ pub enum WeightTensors {
     },
 }
 
+/// A tensor, or the tensors of a weight, that a family took.
+#[derive(Clone, Debug)]
+pub enum Taken {
+    /// The weight of a linear or embedding module: what can be quantized.
+    Weight {
+        /// The module's path; its tensors are `path.weight` and so on.
+        path: String,
+        /// Its tensors.
+        tensors: WeightTensors,
+    },
+    /// Any other tensor.
+    Plain {
+        /// Its name.
+        name: String,
+        /// The tensor.
+        tensor: Tensor,
+    },
+}
+
 /// The tensors of a checkpoint while a family takes them.
 ///
 /// Renaming and dropping (mlx-lm's `sanitize`) come first, then each tensor is taken once, then
@@ -111,6 +130,7 @@ pub struct TensorSource {
     weights: String,
     origin: String,
     quantization: Quantization,
+    taken: Vec<Taken>,
 }
 
 impl TensorSource {
@@ -121,7 +141,7 @@ impl TensorSource {
         weights: impl Into<String>,
         origin: impl Into<String>,
     ) -> Self {
-        Self { tensors, quantization, weights: weights.into(), origin: origin.into() }
+        Self { tensors, quantization, weights: weights.into(), origin: origin.into(), taken: Vec::new() }
     }
 
     /// Whether a tensor is there and not taken yet.
@@ -152,6 +172,14 @@ impl TensorSource {
     /// # Errors
     /// When it has another shape.
     pub fn take_optional(&mut self, name: &str, shape: &[usize]) -> Result<Option<Tensor>, AuditError> {
+        let tensor = self.take_part(name, shape)?;
+        if let Some(tensor) = &tensor {
+            self.taken.push(Taken::Plain { name: name.to_owned(), tensor: tensor.clone() });
+        }
+        Ok(tensor)
+    }
+
+    fn take_part(&mut self, name: &str, shape: &[usize]) -> Result<Option<Tensor>, AuditError> {
         let Some(tensor) = self.tensors.remove(name) else { return Ok(None) };
         if tensor.shape != shape {
             return Err(AuditError::Shape {
@@ -169,7 +197,9 @@ impl TensorSource {
     /// # Errors
     /// When it is missing.
     pub fn take_any(&mut self, name: &str) -> Result<Tensor, AuditError> {
-        self.tensors.remove(name).ok_or_else(|| self.missing(name, None))
+        let tensor = self.tensors.remove(name).ok_or_else(|| self.missing(name, None))?;
+        self.taken.push(Taken::Plain { name: name.to_owned(), tensor: tensor.clone() });
+        Ok(tensor)
     }
 
     /// Takes `path.weight` of a linear or embedding module, with `path.scales` and `path.biases` when it is
@@ -178,12 +208,21 @@ impl TensorSource {
     /// # Errors
     /// When a tensor is missing, or does not fit the shape or any quantization.
     pub fn take_weight(&mut self, path: &str, shape: &[usize]) -> Result<WeightTensors, CheckpointError> {
+        let tensors = self.take_weight_parts(path, shape)?;
+        self.taken.push(Taken::Weight { path: path.to_owned(), tensors: tensors.clone() });
+        Ok(tensors)
+    }
+
+    fn take_weight_parts(&mut self, path: &str, shape: &[usize]) -> Result<WeightTensors, CheckpointError> {
+        let required = |source: &mut Self, name: &str, shape: &[usize]| {
+            source.take_part(name, shape)?.ok_or_else(|| source.missing(name, Some(shape)))
+        };
         let (weight_name, scales_name) = (format!("{path}.weight"), format!("{path}.scales"));
         let Some(weight) = self.tensors.get(&weight_name) else {
             return Err(self.missing(&weight_name, Some(shape)).into());
         };
         let Some((&columns, rows)) = shape.split_last() else {
-            return Ok(WeightTensors::Dense(self.take(&weight_name, shape)?));
+            return Ok(WeightTensors::Dense(required(self, &weight_name, shape)?));
         };
         let scales = self.tensors.get(&scales_name);
         let unreadable = |cause: QuantizationError| CheckpointError::Quantization {
@@ -195,7 +234,7 @@ impl TensorSource {
         };
         let Some(params) = self.quantization.for_module(path, weight, scales, columns).map_err(unreadable)?
         else {
-            return Ok(WeightTensors::Dense(self.take(&weight_name, shape)?));
+            return Ok(WeightTensors::Dense(required(self, &weight_name, shape)?));
         };
         // `for_module` has checked both divisions.
         let row_of = |columns: Option<usize>| {
@@ -204,11 +243,11 @@ impl TensorSource {
             shape
         };
         let group_shape = row_of(params.groups(columns));
-        let weight = self.take(&weight_name, &row_of(params.packed_columns(columns)))?;
-        let scales = self.take(&scales_name, &group_shape)?;
+        let weight = required(self, &weight_name, &row_of(params.packed_columns(columns)))?;
+        let scales = required(self, &scales_name, &group_shape)?;
         let biases = if params.mode.has_biases() {
             let name = format!("{path}.biases");
-            let biases = self.take(&name, &group_shape)?;
+            let biases = required(self, &name, &group_shape)?;
             if biases.dtype != scales.dtype {
                 return Err(AuditError::Dtype {
                     tensor: name,
@@ -253,6 +292,11 @@ impl TensorSource {
             self.tensors.insert(name, tensor);
         }
         Ok(())
+    }
+
+    /// What was taken, in the order in which it was taken.
+    pub fn taken(&mut self) -> Vec<Taken> {
+        std::mem::take(&mut self.taken)
     }
 
     /// Ends the audit.
@@ -300,6 +344,10 @@ mod tests {
         assert_eq!(source.take("a", &[2]).unwrap().shape, [2]);
         assert!(source.take_optional("c", &[2]).unwrap().is_none());
         assert_eq!(source.take_any("b").unwrap().shape, [3, 1]);
+        let taken = source.taken();
+        assert!(
+            matches!(&taken[..], [Taken::Plain { name: a, .. }, Taken::Plain { name: b, .. }] if a == "a" && b == "b")
+        );
         assert_eq!(source.finish("llama"), Ok(()));
     }
 
@@ -357,6 +405,10 @@ mod tests {
         };
         assert_eq!((params.bits, params.group_size, biases.unwrap().shape), (6, 32, vec![8, 4]));
         assert!(matches!(source.take_weight("k", &[8, 128]), Ok(WeightTensors::Dense(_))));
+        let taken = source.taken();
+        assert!(
+            matches!(&taken[..], [Taken::Weight { path: q, .. }, Taken::Weight { path: k, .. }] if q == "q" && k == "k")
+        );
         assert_eq!(source.finish("llama"), Ok(()));
     }
 

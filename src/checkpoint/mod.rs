@@ -13,15 +13,17 @@ pub mod generation_config;
 pub mod gguf;
 pub mod hub_cache;
 pub mod json;
+pub mod json_writer;
 pub mod mapping;
 pub mod quantization;
 pub mod safetensors;
 pub mod safetensors_writer;
 pub mod shards;
+pub mod snapshot_writer;
 pub mod source;
 pub mod tensor;
 
-pub use audit::{AuditError, TensorSource, WeightTensors};
+pub use audit::{AuditError, Taken, TensorSource, WeightTensors};
 pub use config::Config;
 pub use error::CheckpointError;
 pub use generation_config::GenerationConfig;

@@ -1,8 +1,10 @@
 //! Writes safetensors files: prompt caches, converted models, adapters.
 
-use std::collections::{BTreeMap, HashSet};
-use std::io::Write;
-use std::path::Path;
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{Seek, SeekFrom, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
@@ -41,6 +43,12 @@ pub enum WriteError {
         /// Its bytes.
         bytes: usize,
     },
+    /// A tensor that was written but not announced, or announced but not written.
+    #[error("tensor `{}` was not both announced and written once", shown_name(tensor))]
+    Unannounced {
+        /// The tensor.
+        tensor: String,
+    },
     /// More header than a reader takes.
     #[error("a header of {length} bytes is over the limit of {MAX_HEADER_BYTES}; write fewer tensors a file")]
     HeaderTooLong {
@@ -63,48 +71,140 @@ pub fn write_safetensors<'a, B: AsRef<[u8]>>(
 ) -> Result<(), WriteError> {
     let mut tensors: Vec<_> = tensors.into_iter().collect();
     tensors.sort_by_key(|(_, dtype, ..)| std::cmp::Reverse(dtype.size()));
-
-    let mut header = Map::new();
-    if !metadata.is_empty() {
-        header.insert(METADATA_KEY.to_owned(), json!(metadata));
-    }
-    let mut seen = HashSet::new();
-    let mut begin = 0usize;
     for (name, dtype, shape, bytes) in &tensors {
         let size = bytes.as_ref().len();
-        // Bytes that are in memory together with what came before cannot overflow.
-        let end = begin + size;
-        if *name == METADATA_KEY {
-            return Err(WriteError::Reserved);
-        }
-        if !seen.insert(*name) {
-            return Err(WriteError::Duplicate { tensor: (*name).to_owned() });
-        }
         if dtype.bytes_of(shape) != Some(size) {
-            return Err(WriteError::WrongSize {
-                tensor: (*name).to_owned(),
-                dtype: *dtype,
-                shape: shape.to_vec(),
-                bytes: size,
-            });
+            return Err(wrong_size(name, *dtype, shape, size));
         }
-        let entry = json!({"dtype": dtype.safetensors_name(), "shape": shape, "data_offsets": [begin, end]});
-        header.insert((*name).to_owned(), entry);
-        begin = end;
     }
-
-    let mut header = Value::Object(header).to_string().into_bytes();
-    header.resize(header.len().next_multiple_of(ALIGNMENT), b' ');
-    let length = header.len() as u64;
-    if length > MAX_HEADER_BYTES {
-        return Err(WriteError::HeaderTooLong { length: header.len() });
-    }
+    let layout =
+        Layout::new(tensors.iter().map(|(name, dtype, shape, _)| (*name, *dtype, *shape)), metadata)?;
     write_atomically(path, |file| {
-        file.write_all(&length.to_le_bytes())?;
-        file.write_all(&header)?;
+        file.write_all(&layout.head)?;
         tensors.iter().try_for_each(|(.., bytes)| file.write_all(bytes.as_ref()))
     })?;
     Ok(())
+}
+
+fn wrong_size(tensor: &str, dtype: ElementType, shape: &[usize], bytes: usize) -> WriteError {
+    WriteError::WrongSize { tensor: tensor.to_owned(), dtype, shape: shape.to_vec(), bytes }
+}
+
+/// The start of a file, and where its tensors lie.
+struct Layout {
+    /// Header length and header.
+    head: Vec<u8>,
+    /// Byte ranges by name, counted from the start of the file.
+    ranges: HashMap<String, Range<usize>>,
+    /// Size of the file.
+    size: usize,
+}
+
+impl Layout {
+    /// Lays tensors out one after the other, in the order given.
+    fn new<'a>(
+        tensors: impl IntoIterator<Item = (&'a str, ElementType, &'a [usize])>,
+        metadata: &BTreeMap<String, String>,
+    ) -> Result<Self, WriteError> {
+        let mut header = Map::new();
+        if !metadata.is_empty() {
+            header.insert(METADATA_KEY.to_owned(), json!(metadata));
+        }
+        let mut ranges = HashMap::new();
+        let mut begin = 0usize;
+        for (name, dtype, shape) in tensors {
+            let end = dtype.bytes_of(shape).and_then(|size| begin.checked_add(size));
+            let end = end.ok_or_else(|| wrong_size(name, dtype, shape, usize::MAX))?;
+            if name == METADATA_KEY {
+                return Err(WriteError::Reserved);
+            }
+            if ranges.insert(name.to_owned(), begin..end).is_some() {
+                return Err(WriteError::Duplicate { tensor: name.to_owned() });
+            }
+            let entry =
+                json!({"dtype": dtype.safetensors_name(), "shape": shape, "data_offsets": [begin, end]});
+            header.insert(name.to_owned(), entry);
+            begin = end;
+        }
+        let mut header = Value::Object(header).to_string().into_bytes();
+        header.resize(header.len().next_multiple_of(ALIGNMENT), b' ');
+        if header.len() as u64 > MAX_HEADER_BYTES {
+            return Err(WriteError::HeaderTooLong { length: header.len() });
+        }
+        let mut head = (header.len() as u64).to_le_bytes().to_vec();
+        head.append(&mut header);
+        let start = head.len();
+        for range in ranges.values_mut() {
+            *range = range.start + start..range.end + start;
+        }
+        Ok(Self { head, ranges, size: begin + start })
+    }
+}
+
+/// A safetensors file that is filled tensor by tensor, so that not all of them are in memory at once.
+///
+/// The tensors are announced first; then each is written when it is there, in any order. The file is no atomic
+/// one: it belongs into a directory that is renamed as a whole.
+#[derive(Debug)]
+pub struct SafetensorsStream {
+    path: PathBuf,
+    file: File,
+    missing: HashMap<String, Range<usize>>,
+}
+
+impl SafetensorsStream {
+    /// Creates the file and writes its header. Tensors of wider elements come first, so that each begins on a
+    /// multiple of its element size.
+    ///
+    /// # Errors
+    /// When names repeat, shapes overflow, or the file exists or cannot be written.
+    pub fn create(
+        path: &Path,
+        tensors: &[(String, ElementType, Vec<usize>)],
+        metadata: &BTreeMap<String, String>,
+    ) -> Result<Self, WriteError> {
+        let mut tensors: Vec<_> = tensors.iter().collect();
+        tensors.sort_by_key(|(_, dtype, _)| std::cmp::Reverse(dtype.size()));
+        let tensors = tensors.iter().map(|(name, dtype, shape)| (name.as_str(), *dtype, shape.as_slice()));
+        let layout = Layout::new(tensors, metadata)?;
+        let create = || {
+            let mut file = File::create_new(path)?;
+            file.set_len(layout.size as u64)?;
+            file.write_all(&layout.head)?;
+            Ok(file)
+        };
+        let file = create().map_err(|cause| AtomicFileError { path: path.to_owned(), cause })?;
+        Ok(Self { path: path.to_owned(), file, missing: layout.ranges })
+    }
+
+    /// Writes the bytes of one of the announced tensors.
+    ///
+    /// # Errors
+    /// When it was not announced, is written twice or has another size, or the file cannot be written.
+    pub fn write(&mut self, tensor: &str, bytes: &[u8]) -> Result<(), WriteError> {
+        let Some(range) = self.missing.remove(tensor) else {
+            return Err(WriteError::Unannounced { tensor: tensor.to_owned() });
+        };
+        if range.len() != bytes.len() {
+            return Err(wrong_size(tensor, ElementType::U8, &[range.len()], bytes.len()));
+        }
+        let mut write = || {
+            self.file.seek(SeekFrom::Start(range.start as u64))?;
+            self.file.write_all(bytes)
+        };
+        write().map_err(|cause| AtomicFileError { path: self.path.clone(), cause }.into())
+    }
+
+    /// Ends the file once its bytes are on the disk.
+    ///
+    /// # Errors
+    /// When a tensor was not written, or the disk fails.
+    pub fn finish(self) -> Result<(), WriteError> {
+        if let Some(tensor) = self.missing.into_keys().min() {
+            return Err(WriteError::Unannounced { tensor });
+        }
+        self.file.sync_all().map_err(|cause| AtomicFileError { path: self.path, cause }.into())
+    }
 }
 
 #[cfg(test)]
@@ -148,5 +248,29 @@ mod tests {
         assert!(matches!(write(&[("a", 5)]), WriteError::WrongSize { bytes: 5, .. }));
         assert!(matches!(write(&[(METADATA_KEY, 4)]), WriteError::Reserved));
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_stream_takes_tensors_in_any_order_and_each_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.safetensors");
+        let tensors =
+            [("a".to_owned(), ElementType::U8, vec![3]), ("b".to_owned(), ElementType::F32, vec![1, 1])];
+        let mut stream = SafetensorsStream::create(&path, &tensors, &BTreeMap::new()).unwrap();
+        assert!(matches!(stream.write("a", &[1]), Err(WriteError::WrongSize { .. })));
+        let mut stream = {
+            std::fs::remove_file(&path).unwrap();
+            SafetensorsStream::create(&path, &tensors, &BTreeMap::new()).unwrap()
+        };
+        stream.write("a", &[1, 2, 3]).unwrap();
+        assert!(matches!(stream.write("a", &[1, 2, 3]), Err(WriteError::Unannounced { .. })));
+        stream.write("b", &[4, 5, 6, 7]).unwrap();
+        stream.finish().unwrap();
+        let file = SafetensorsFile::open(&path).unwrap();
+        let read: BTreeMap<_, _> = file.tensors().collect();
+        assert_eq!((read["a"].bytes(), read["b"].bytes()), ([1, 2, 3].as_slice(), [4, 5, 6, 7].as_slice()));
+        std::fs::remove_file(&path).unwrap();
+        let stream = SafetensorsStream::create(&path, &tensors, &BTreeMap::new()).unwrap();
+        assert!(matches!(stream.finish(), Err(WriteError::Unannounced { tensor }) if tensor == "a"));
     }
 }

@@ -131,3 +131,19 @@ impl Tensor {
         }
     }
 }
+
+impl TensorData {
+    /// Gives the memory of a mapped tensor back; it is read again when it is used again. Owned bytes stay.
+    pub fn release(&self) {
+        if let Self::Mapped { file, range } = self {
+            #[cfg(unix)]
+            // SAFETY: the pages are those of a file that is only read here; dropping them loses nothing, and a
+            // later access reads them anew. A failure leaves them resident.
+            let _ = unsafe {
+                file.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len())
+            };
+            #[cfg(not(unix))]
+            let _ = (file, range);
+        }
+    }
+}

@@ -4,7 +4,8 @@ use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error as _};
 
 use super::ConfigError;
 use super::layers::{Embedding, Linear, RmsNorm, Weight};
-use crate::checkpoint::{AuditError, CheckpointError, Config, Tensor, TensorSource, WeightTensors};
+use crate::checkpoint::{AuditError, CheckpointError, Config, Taken, Tensor, TensorSource, WeightTensors};
+use crate::lora::{Adapter, AdapterError};
 use crate::mlx::{self, Array, Dtype};
 
 /// Layers a config may name; more is a broken file, not a model.
@@ -55,6 +56,9 @@ pub enum LoadError {
     /// MLX failed.
     #[error(transparent)]
     Mlx(#[from] mlx::Error),
+    /// The adapter.
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
 }
 
 impl From<AuditError> for LoadError {
@@ -68,12 +72,25 @@ pub struct Loader<'a> {
     config: &'a Config,
     tensors: TensorSource,
     compute_dtype: Option<Dtype>,
+    adapter: Option<Adapter>,
+    /// Whether arrays hold nothing.
+    hollow: bool,
 }
 
 impl<'a> Loader<'a> {
     /// `compute_dtype` casts every floating-point tensor; `None` keeps the checkpoint's types.
     pub fn new(config: &'a Config, tensors: TensorSource, compute_dtype: Option<Dtype>) -> Self {
-        Self { config, tensors, compute_dtype }
+        Self { config, tensors, compute_dtype, adapter: None, hollow: false }
+    }
+
+    /// Gives layers zeros that are never computed instead of the weights: for those who only ask what is taken.
+    pub fn without_weights(self) -> Self {
+        Self { hollow: true, ..self }
+    }
+
+    /// Puts an adapter on the linear layers it is for.
+    pub fn with_adapter(self, adapter: Option<Adapter>) -> Self {
+        Self { adapter, ..self }
     }
 
     /// The family's arguments from the effective config.
@@ -91,8 +108,16 @@ impl<'a> Loader<'a> {
         self.tensors.contains(name)
     }
 
+    /// The tensors that the family took, in the order in which it took them.
+    pub fn taken(&mut self) -> Vec<Taken> {
+        self.tensors.taken()
+    }
+
     /// Ends loading: nothing may be left over.
     pub fn finish(self, family: &str) -> Result<(), LoadError> {
+        if let Some(adapter) = self.adapter {
+            adapter.finish()?;
+        }
         Ok(self.tensors.finish(family)?)
     }
 
@@ -100,7 +125,11 @@ impl<'a> Loader<'a> {
     pub fn linear(&mut self, path: &str, input: i32, output: i32, bias: bool) -> Result<Linear, LoadError> {
         let weight = self.weight(path, output, input)?;
         let bias = if bias { Some(self.floating(&format!("{path}.bias"), &[output])?) } else { None };
-        Ok(Linear::new(weight, bias))
+        let adapter = match &mut self.adapter {
+            Some(adapter) => adapter.take(path, input, output)?,
+            None => None,
+        };
+        Ok(Linear::new(weight, bias).with_adapter(adapter))
     }
 
     /// An embedding of `count` vectors, quantized if the checkpoint's is.
@@ -122,13 +151,7 @@ impl<'a> Loader<'a> {
             WeightTensors::Dense(weight) => Ok(Weight::dense(self.cast(&weight)?)?),
             WeightTensors::Quantized { weight, scales, biases, params } => {
                 let biases = biases.map(|biases| self.cast(&biases)).transpose()?;
-                Ok(Weight::quantized(
-                    Array::from_tensor(&weight)?,
-                    self.cast(&scales)?,
-                    biases,
-                    params,
-                    input,
-                ))
+                Ok(Weight::quantized(self.array(&weight)?, self.cast(&scales)?, biases, params, input))
             }
         }
     }
@@ -138,8 +161,18 @@ impl<'a> Loader<'a> {
         self.cast(&tensor)
     }
 
+    fn array(&self, tensor: &Tensor) -> Result<Array, LoadError> {
+        if !self.hollow {
+            return Ok(Array::from_tensor(tensor)?);
+        }
+        // The shape was asked for as `i32`s.
+        let shape: Vec<i32> =
+            tensor.shape.iter().map(|&size| i32::try_from(size).unwrap_or(i32::MAX)).collect();
+        Ok(Array::zeros(&shape, Dtype::from(tensor.dtype))?)
+    }
+
     fn cast(&self, tensor: &Tensor) -> Result<Array, LoadError> {
-        let array = Array::from_tensor(tensor)?;
+        let array = self.array(tensor)?;
         match self.compute_dtype {
             Some(dtype) if array.dtype().is_floating() && array.dtype() != dtype => Ok(array.astype(dtype)?),
             _ => Ok(array),

@@ -13,7 +13,8 @@ mod qwen3;
 pub mod rope;
 
 use crate::cache::{LayerCache, LayerKind};
-use crate::checkpoint::{Config, TensorSource};
+use crate::checkpoint::{Config, Taken, TensorSource};
+use crate::lora::Adapter;
 use crate::mlx::{Array, Dtype, Result};
 use loader::{LoadError, Loader};
 
@@ -83,13 +84,43 @@ pub fn load(
     tensors: TensorSource,
     compute_dtype: Option<Dtype>,
 ) -> std::result::Result<Box<dyn Model>, LoadError> {
+    load_adapted(config, tensors, compute_dtype, None)
+}
+
+/// [`load`] with an adapter on the layers it is for.
+///
+/// # Errors
+/// As [`load`], and when the adapter does not fit.
+pub fn load_adapted(
+    config: &Config,
+    tensors: TensorSource,
+    compute_dtype: Option<Dtype>,
+    adapter: Option<Adapter>,
+) -> std::result::Result<Box<dyn Model>, LoadError> {
+    let loader = Loader::new(config, tensors, compute_dtype).with_adapter(adapter);
+    Ok(load_with(config, loader)?.0)
+}
+
+/// The tensors that a family takes of a checkpoint, those that a converted model consists of. Builds no network and
+/// touches no weights.
+///
+/// # Errors
+/// As [`load`].
+pub fn inventory(config: &Config, tensors: TensorSource) -> std::result::Result<Vec<Taken>, LoadError> {
+    Ok(load_with(config, Loader::new(config, tensors, None).without_weights())?.1)
+}
+
+fn load_with(
+    config: &Config,
+    mut loader: Loader,
+) -> std::result::Result<(Box<dyn Model>, Vec<Taken>), LoadError> {
     let family = config.family()?;
     let Some((_, load)) = FAMILIES.iter().find(|(name, _)| *name == family) else {
         let supported = families().collect::<Vec<_>>().join(", ");
         return Err(LoadError::UnknownFamily { family: family.to_owned(), supported });
     };
-    let mut loader = Loader::new(config, tensors, compute_dtype);
     let model = load(&mut loader)?;
+    let taken = loader.taken();
     loader.finish(family)?;
-    Ok(model)
+    Ok((model, taken))
 }

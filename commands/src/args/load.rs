@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::Warnings;
+use super::adapter::AdapterArgs;
 use super::kv_cache::KvCacheArgs;
 use super::model::ModelArgs;
 use super::numerics::NumericsArgs;
@@ -15,6 +16,8 @@ use crate::error::Complaint;
 pub struct SourceArgs {
     #[command(flatten)]
     pub model: ModelArgs,
+    #[command(flatten)]
+    pub adapter: AdapterArgs,
     #[command(flatten)]
     pub template: TemplateArgs,
 }
@@ -48,6 +51,7 @@ impl SourceArgs {
         }
         Ok(LoadOptions {
             model: self.model.resolve(argument, prompt_cache_file.is_none())?,
+            adapter_path: self.adapter.adapter_path.clone(),
             extra_eos_tokens: Vec::new(),
             template: self.template.resolve()?,
             kv_cache: compute.kv_cache.resolve(warnings)?,

@@ -1,6 +1,7 @@
 //! Command-line arguments in two layers: the structs that clap fills are what was typed; their `resolve` methods
 //! say what it means, checked and ready for the engine. A group of flags that several verbs share is one file.
 
+pub mod adapter;
 pub mod grammar;
 pub mod kv_cache;
 pub mod load;

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use crate::checkpoint::QuantParams;
+use crate::lora::LowRank;
 use crate::mlx::cpu_ops::{self, Kernels, MatrixKind};
 use crate::mlx::{Array, Result, dequantize, quantized_matmul};
 
@@ -80,6 +81,16 @@ impl Weight {
         }
     }
 
+    /// The matrix in a floating-point type, unpacked if it is packed.
+    fn unpacked(&self) -> Result<Array> {
+        match &self.stored {
+            Stored::Dense { weight, .. } => Ok(weight.clone()),
+            Stored::Quantized { weight, scales, biases, params } => {
+                dequantize(weight, scales, biases.as_ref(), *params)
+            }
+        }
+    }
+
     /// Its shape and coding.
     pub fn kind(&self) -> MatrixKind {
         self.kind
@@ -96,22 +107,47 @@ impl Weight {
     }
 }
 
-/// `x @ weight.T + bias` (`nn.Linear`, `nn.QuantizedLinear`).
+/// `x @ weight.T + bias` (`nn.Linear`, `nn.QuantizedLinear`), perhaps adapted (mlx-lm's `LoRALinear`, `DoRALinear`).
 #[derive(Clone, Debug)]
 pub struct Linear {
     weight: Weight,
     bias: Option<Array>,
+    adapter: Option<Box<LowRank>>,
 }
 
 impl Linear {
     /// A layer over loaded arrays.
     pub fn new(weight: Weight, bias: Option<Array>) -> Self {
-        Self { weight, bias }
+        Self { weight, bias, adapter: None }
+    }
+
+    /// The layer with an adapter, or without one.
+    pub fn with_adapter(self, adapter: Option<LowRank>) -> Self {
+        Self { adapter: adapter.map(Box::new), ..self }
     }
 
     /// `[…, in]` to `[…, out]`.
     pub fn forward(&self, x: &Array) -> Result<Array> {
-        self.weight.project(x, self.bias.as_ref())
+        match &self.adapter {
+            None => self.weight.project(x, self.bias.as_ref()),
+            Some(adapter) => self.forward_adapted(x, adapter),
+        }
+    }
+
+    fn forward_adapted(&self, x: &Array, adapter: &LowRank) -> Result<Array> {
+        if adapter.magnitude.is_none() {
+            return self.weight.project(x, self.bias.as_ref())?.add(&adapter.product(x)?);
+        }
+        let weight = self.weight.unpacked()?;
+        let out = x.matmul(&weight.t()?)?.add(&adapter.product(x)?)?;
+        let out = match adapter.row_factors(&weight)? {
+            Some(factors) => factors.astype(x.dtype())?.multiply(&out)?,
+            None => out,
+        };
+        match &self.bias {
+            Some(bias) => out.add(bias),
+            None => Ok(out),
+        }
     }
 
     /// `x` as this layer multiplies it best, `[…, in]` or `[rows, in]`: MLX flattens and unflattens the operand of

@@ -54,8 +54,8 @@ impl GatedMlp {
         let (dim, hidden_dim, bias) = (args.hidden_size, args.intermediate_size, args.bias);
         Ok(Self {
             gate_proj: loader.linear(&format!("{path}.gate_proj"), dim, hidden_dim, bias)?,
-            up_proj: loader.linear(&format!("{path}.up_proj"), dim, hidden_dim, bias)?,
             down_proj: loader.linear(&format!("{path}.down_proj"), hidden_dim, dim, bias)?,
+            up_proj: loader.linear(&format!("{path}.up_proj"), dim, hidden_dim, bias)?,
             gate: args.gate,
             kernels: cpu_ops::kernels(),
         })

@@ -7,6 +7,7 @@ use minijinja::{Error, Value};
 
 use super::containers::{PyDict, PyGroup, PyRange, PySeq, PyView, SeqKind};
 use super::values::{error, is_namespace};
+pub(super) use crate::checkpoint::json_writer::float_repr;
 
 /// The longest text that one value may print as. A list may hold another many times over, so a small value can have
 /// an endless repr.
@@ -164,28 +165,6 @@ pub(super) fn is_printable(character: char) -> bool {
     let mut probe = String::from("a");
     probe.push(character);
     probe.escape_debug().count() == 2
-}
-
-/// `float.__repr__`: the shortest digits that read back, with an exponent from 1e16 up and below 1e-4.
-pub(super) fn float_repr(value: f64) -> String {
-    if value.is_nan() {
-        return "nan".to_owned();
-    }
-    if value.is_infinite() {
-        return if value > 0.0 { "inf" } else { "-inf" }.to_owned();
-    }
-    let scientific = format!("{value:e}");
-    let (mantissa, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
-    let exponent: i32 = exponent.parse().unwrap_or(0);
-    if value == 0.0 || (-4..16).contains(&exponent) {
-        let mut text = format!("{value}");
-        if !text.contains('.') {
-            text.push_str(".0");
-        }
-        return text;
-    }
-    let sign = if exponent < 0 { '-' } else { '+' };
-    format!("{mantissa}e{sign}{:02}", exponent.unsigned_abs())
 }
 
 #[cfg(test)]

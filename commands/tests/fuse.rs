@@ -1,0 +1,205 @@
+//! `mlx-bun fuse` and adapters at run time, on the tiny checkpoints.
+
+#![allow(clippy::unwrap_used)] // clippy counts helpers outside of test functions as production code
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use mlx_bun::checkpoint::safetensors::SafetensorsFile;
+use mlx_bun::checkpoint::safetensors_writer::write_safetensors;
+use mlx_bun::checkpoint::source::ModelSource;
+use mlx_bun::checkpoint::{ElementType, Tensor};
+use mlx_bun::load::{load, load_adapted};
+use mlx_bun::lora::Adapter;
+use mlx_bun::mlx::{Array, Dtype};
+use mlx_bun::models::Model;
+use support::mlx_bun;
+
+fn checkpoint(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/checkpoints").join(name)
+}
+
+/// Numbers that are the same everywhere, of about the size given.
+fn numbers(count: usize, seed: u32, size: f32) -> Vec<u8> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        ((state >> 8) as f32 / 8_388_608.0 - 1.0) * size
+    };
+    (0..count).flat_map(|_| next().to_le_bytes()).collect()
+}
+
+const RANK: usize = 4;
+/// Input and output features of the llama fixtures' modules.
+const MODULES: [(&str, usize, usize); 3] =
+    [("self_attn.q_proj", 64, 128), ("self_attn.v_proj", 64, 64), ("mlp.down_proj", 96, 64)];
+
+#[derive(Clone, Copy, PartialEq)]
+enum Layout {
+    MlxLm,
+    Peft,
+    Dora,
+}
+
+/// An adapter of random factors for both layers of a llama fixture.
+fn adapter(directory: &Path, layout: Layout, size: f32) {
+    fs::create_dir_all(directory).unwrap();
+    let mut tensors: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
+    for layer in 0..2u32 {
+        for (index, (module, input, output)) in MODULES.into_iter().enumerate() {
+            let path = format!("model.layers.{layer}.{module}");
+            let seed = 7 + layer * 10 + index as u32;
+            let (a, b) = (numbers(input * RANK, seed, size), numbers(RANK * output, seed + 100, size));
+            if layout == Layout::Peft {
+                // The same numbers, turned.
+                let turned = |bytes: &[u8], rows: usize, columns: usize| -> Vec<u8> {
+                    let at = |row: usize, column: usize| &bytes[(row * columns + column) * 4..][..4];
+                    (0..columns).flat_map(|c| (0..rows).flat_map(move |r| at(r, c).to_vec())).collect()
+                };
+                let path = format!("base_model.model.{path}");
+                tensors.push((format!("{path}.lora_A.weight"), vec![RANK, input], turned(&a, input, RANK)));
+                tensors.push((format!("{path}.lora_B.weight"), vec![output, RANK], turned(&b, RANK, output)));
+                continue;
+            }
+            tensors.push((format!("{path}.lora_a"), vec![input, RANK], a));
+            tensors.push((format!("{path}.lora_b"), vec![RANK, output], b));
+            if layout == Layout::Dora {
+                let lengths = (0..output).flat_map(|row| (1.0 + row as f32 / 64.0).to_le_bytes()).collect();
+                tensors.push((format!("{path}.m"), vec![output], lengths));
+            }
+        }
+    }
+    let (name, config) = match layout {
+        Layout::Peft => ("adapter_model.safetensors", r#"{"r": 4, "lora_alpha": 8}"#),
+        Layout::MlxLm => (
+            "adapters.safetensors",
+            r#"{"fine_tune_type": "lora", "num_layers": 2, "lora_parameters": {"rank": 4, "scale": 2.0, "dropout": 0.0}}"#,
+        ),
+        Layout::Dora => (
+            "adapters.safetensors",
+            r#"{"fine_tune_type": "dora", "num_layers": 2, "lora_parameters": {"rank": 4, "scale": 2.0, "dropout": 0.0}}"#,
+        ),
+    };
+    fs::write(directory.join("adapter_config.json"), config).unwrap();
+    let tensors =
+        tensors.iter().map(|(name, shape, bytes)| (name.as_str(), ElementType::F32, shape.as_slice(), bytes));
+    write_safetensors(&directory.join(name), tensors, &BTreeMap::new()).unwrap();
+}
+
+fn fuse(model: &Path, adapter: &Path, target: &Path, arguments: &[&str]) -> Command {
+    let mut command = mlx_bun(&["--no-progress", "fuse", "--model", model.to_str().unwrap()]);
+    command.args(["--adapter-path", adapter.to_str().unwrap(), "--save-path", target.to_str().unwrap()]);
+    command.args(arguments);
+    command
+}
+
+fn stderr(command: &mut Command, status: i32) -> String {
+    let output = command.output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(status), "{text}");
+    text
+}
+
+fn logits(model: &dyn Model) -> Vec<f32> {
+    let ids: Vec<u32> = (0..24).map(|i| (i * 37 + 11) % 320).collect();
+    let ids = Array::from_slice(&ids, &[1, 24]).unwrap();
+    model.forward(&ids, None).unwrap().astype(Dtype::Float32).unwrap().to_vec().unwrap()
+}
+
+fn of(path: &Path) -> Vec<f32> {
+    logits(&*load(&ModelSource::Snapshot(path.to_owned())).unwrap().model)
+}
+
+fn adapted(path: &Path, adapter: &Path) -> Vec<f32> {
+    let adapter = Adapter::open(adapter).unwrap();
+    logits(&*load_adapted(&ModelSource::Snapshot(path.to_owned()), Some(adapter)).unwrap().model)
+}
+
+fn distance(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+fn tensors(path: &Path) -> BTreeMap<String, Tensor> {
+    let file = SafetensorsFile::open(&path.join("model.safetensors")).unwrap();
+    file.tensors().map(|(name, tensor)| (name.to_owned(), tensor)).collect()
+}
+
+#[test]
+fn a_fused_model_answers_as_the_adapted_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = checkpoint("llama-f32");
+    let base = of(&model);
+    let mut answers = Vec::new();
+    for (name, layout) in [("lora", Layout::MlxLm), ("peft", Layout::Peft), ("dora", Layout::Dora)] {
+        let (directory, target) = (folder.path().join(name), folder.path().join(format!("{name}-fused")));
+        adapter(&directory, layout, 0.1);
+        assert_eq!(
+            stderr(&mut fuse(&model, &directory, &target, &[]), 0),
+            format!("Fused 6 modules into {}\n", target.display())
+        );
+        let (at_run_time, fused) = (adapted(&model, &directory), of(&target));
+        assert!(distance(&at_run_time, &fused) < 1e-4, "{name}: {}", distance(&at_run_time, &fused));
+        assert!(distance(&base, &fused) > 0.1, "{name}");
+        // Whatever the adapter does not touch keeps its bits.
+        let (before, after) = (tensors(&model), tensors(&target));
+        for (tensor, stored) in &before {
+            let touched = MODULES.iter().any(|(module, ..)| tensor.contains(module));
+            assert_eq!(stored.bytes() != after[tensor].bytes(), touched, "{tensor}");
+        }
+        answers.push(fused);
+    }
+    assert_eq!(answers[0], answers[1], "PEFT's layout is mlx-lm's, turned");
+}
+
+/// cases L1 and L2: a small adapter vanishes when its weights are packed again, which is said; unpacked it stays.
+#[test]
+fn what_packing_takes_from_an_adapter_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = checkpoint("llama-4bit");
+    let (small, large) = (folder.path().join("small"), folder.path().join("large"));
+    adapter(&small, Layout::MlxLm, 0.003);
+    adapter(&large, Layout::MlxLm, 0.6);
+    let packed = stderr(&mut fuse(&model, &small, &folder.path().join("packed"), &[]), 0);
+    assert!(
+        packed.starts_with("warning: packing the weights again left ")
+            && packed.contains("hint: --dequantize keeps all of it"),
+        "{packed}"
+    );
+    let text = stderr(&mut fuse(&model, &large, &folder.path().join("large-packed"), &[]), 0);
+    assert!(!text.contains("warning"), "{text}");
+
+    let unpacked = folder.path().join("unpacked");
+    let text = stderr(&mut fuse(&model, &small, &unpacked, &["--dequantize"]), 0);
+    assert!(!text.contains("warning"), "{text}");
+    let config = fs::read_to_string(unpacked.join("config.json")).unwrap();
+    assert!(!config.contains("quantization"));
+    let large_packed = of(&folder.path().join("large-packed"));
+    let wanted = adapted(&model, &large);
+    assert!(distance(&large_packed, &wanted) < distance(&of(&model), &wanted));
+}
+
+/// case L4: tensors that do not fit are refused and named.
+#[test]
+fn an_adapter_for_another_model_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let (directory, target) = (folder.path().join("adapter"), folder.path().join("out"));
+    adapter(&directory, Layout::MlxLm, 0.1);
+    let text = stderr(&mut fuse(&checkpoint("qwen3-f32"), &directory, &target, &[]), 1);
+    assert!(
+        text.starts_with("error: the adapter does not fit the model: `model.layers.0.mlp.down_proj` maps 64 to 64, the adapter has lora_a [96, 4] and lora_b [4, 64]"),
+        "{text}"
+    );
+    assert!(!target.exists());
+    let text = stderr(&mut fuse(&checkpoint("llama-f32"), folder.path(), &target, &[]), 1);
+    assert!(text.contains("is no adapter: it has neither adapters.safetensors nor"), "{text}");
+    // The same at run time.
+    let model = checkpoint("qwen3-f32");
+    let mut command =
+        mlx_bun(&["generate", "--raw", "a", "--max-tokens", "2", "--model", model.to_str().unwrap()]);
+    let text = stderr(command.args(["--adapter-path", directory.to_str().unwrap()]), 1);
+    assert!(text.contains("the adapter does not fit the model"), "{text}");
+}

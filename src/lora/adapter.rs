@@ -1,0 +1,358 @@
+//! Adapter directories: mlx-lm's (`adapters.safetensors`) and PEFT's (`adapter_model.safetensors`).
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::low_rank::LowRank;
+use crate::checkpoint::error::{shown_name, shown_path};
+use crate::checkpoint::safetensors::SafetensorsFile;
+use crate::checkpoint::{CheckpointError, Tensor};
+use crate::mlx::{self, Array};
+
+/// Tensors that a message names before it only counts.
+const NAMED: usize = 5;
+/// mlx-lm's default scale.
+const DEFAULT_SCALE: f64 = 20.0;
+/// PEFT's defaults.
+const DEFAULT_ALPHA: f64 = 16.0;
+const DEFAULT_RANK: f64 = 8.0;
+
+/// Why an adapter cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum AdapterError {
+    /// Nothing there.
+    #[error(
+        "{} is no adapter: it has neither adapters.safetensors nor adapter_model.safetensors",
+        shown_path(path)
+    )]
+    NoWeights {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// No adapter_config.json.
+    #[error("{} has no adapter_config.json", shown_path(path))]
+    NoConfig {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// A file.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// The config.
+    #[error("adapter_config.json of {}: {problem}", shown_path(path))]
+    Config {
+        /// The directory.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+    /// One of a pair.
+    #[error(
+        "{}: the adapter has only one of lora_a and lora_b for `{}`",
+        shown_path(path),
+        shown_name(module)
+    )]
+    Half {
+        /// The file.
+        path: PathBuf,
+        /// The module.
+        module: String,
+    },
+    /// Tensors that are no part of a LoRA or DoRA adapter.
+    #[error("{}: not part of a LoRA or DoRA adapter of linear modules: {names}", shown_path(path))]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// Their names.
+        names: String,
+    },
+    /// Shapes that do not fit the model.
+    #[error(
+        "the adapter does not fit the model: `{}` maps {model_in} to {model_out}, the adapter has lora_a {a:?} and \
+         lora_b {b:?}; was it trained for another base model?",
+        shown_name(module)
+    )]
+    Shape {
+        /// The module.
+        module: String,
+        /// Features into the module.
+        model_in: i32,
+        /// Features out of it.
+        model_out: i32,
+        /// Shape of the first factor as stored.
+        a: Vec<usize>,
+        /// Shape of the second.
+        b: Vec<usize>,
+    },
+    /// Modules that the model does not have.
+    #[error(
+        "the adapter does not fit the model, which has no linear module {names}; was it trained for another base model?"
+    )]
+    Unmatched {
+        /// Their names.
+        names: String,
+    },
+    /// MLX failed.
+    #[error(transparent)]
+    Mlx(#[from] mlx::Error),
+}
+
+/// What an adapter stores for one module.
+#[derive(Clone, Debug)]
+struct Stored {
+    a: Tensor,
+    b: Tensor,
+    magnitude: Option<Tensor>,
+    /// PEFT keeps the factors as `[rank, in]` and `[out, rank]`.
+    transposed: bool,
+}
+
+/// An adapter, its tensors mapped.
+#[derive(Clone, Debug)]
+pub struct Adapter {
+    modules: BTreeMap<String, Stored>,
+    scaling: Scaling,
+}
+
+/// How the scale of a module comes about.
+#[derive(Clone, Copy, Debug)]
+struct Scaling {
+    /// Scale, or alpha where it is divided by the rank.
+    scale: f64,
+    /// Divided by the module's rank.
+    by_rank: bool,
+    /// Divided by its square root instead.
+    rank_stabilized: bool,
+}
+
+impl Adapter {
+    /// Opens an adapter directory.
+    ///
+    /// # Errors
+    /// When files are missing or broken, or it is another kind of adapter.
+    pub fn open(directory: &Path) -> Result<Self, AdapterError> {
+        let names = ["adapters.safetensors", "adapter_model.safetensors"];
+        let file = names.iter().map(|name| directory.join(name)).find(|path| path.is_file());
+        let file = file.ok_or_else(|| AdapterError::NoWeights { path: directory.to_owned() })?;
+        let scaling = read_scaling(directory)?;
+        let weights = SafetensorsFile::open(&file)?;
+        Ok(Self { modules: read_modules(&file, &weights)?, scaling })
+    }
+
+    /// Paths of the modules that it adapts.
+    pub fn modules(&self) -> impl Iterator<Item = &str> {
+        self.modules.keys().map(String::as_str)
+    }
+
+    /// Whether it has something for a module.
+    pub fn contains(&self, module: &str) -> bool {
+        self.modules.contains_key(module)
+    }
+
+    /// Takes what it has for the module at `path`, which maps `input` features to `output`.
+    ///
+    /// # Errors
+    /// When the shapes do not fit.
+    pub fn take(&mut self, path: &str, input: i32, output: i32) -> Result<Option<LowRank>, AdapterError> {
+        let Some(stored) = self.modules.remove(path) else { return Ok(None) };
+        let misfit = || AdapterError::Shape {
+            module: path.to_owned(),
+            model_in: input,
+            model_out: output,
+            a: stored.a.shape.clone(),
+            b: stored.b.shape.clone(),
+        };
+        let array = |tensor: &Tensor| -> Result<Array, AdapterError> {
+            let array = Array::from_tensor(tensor)?;
+            if !array.dtype().is_floating() {
+                return Err(misfit());
+            }
+            Ok(array)
+        };
+        let (mut a, mut b) = (array(&stored.a)?, array(&stored.b)?);
+        if a.ndim() != 2 || b.ndim() != 2 {
+            return Err(misfit());
+        }
+        if stored.transposed {
+            (a, b) = (a.t()?, b.t()?);
+        }
+        let rank = a.dim(1);
+        let magnitude = stored.magnitude.as_ref().map(array).transpose()?;
+        let magnitude = magnitude.map(|magnitude| magnitude.reshape(&[-1])).transpose()?;
+        let fits = a.dim(0) == input
+            && b.dim(1) == output
+            && b.dim(0) == rank
+            && rank > 0
+            && magnitude.as_ref().is_none_or(|magnitude| magnitude.dim(0) == output);
+        if !fits {
+            return Err(misfit());
+        }
+        Ok(Some(LowRank { a, b, scale: self.scaling.of(rank), magnitude }))
+    }
+
+    /// Nothing may be left that no module took.
+    ///
+    /// # Errors
+    /// Names what is left.
+    pub fn finish(self) -> Result<(), AdapterError> {
+        if self.modules.is_empty() {
+            return Ok(());
+        }
+        Err(AdapterError::Unmatched { names: listed(&self.modules.into_keys().collect::<Vec<_>>()) })
+    }
+}
+
+impl Scaling {
+    fn of(self, rank: i32) -> f32 {
+        let rank = f64::from(rank.max(1));
+        let scale = match (self.by_rank, self.rank_stabilized) {
+            (_, true) => self.scale / rank.sqrt(),
+            (true, false) => self.scale / rank,
+            (false, false) => self.scale,
+        };
+        scale as f32
+    }
+}
+
+fn listed(names: &[String]) -> String {
+    let shown: Vec<_> = names.iter().take(NAMED).map(|name| format!("`{}`", shown_name(name))).collect();
+    match names.len().saturating_sub(NAMED) {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
+fn read_scaling(directory: &Path) -> Result<Scaling, AdapterError> {
+    let path = directory.to_owned();
+    let file = directory.join("adapter_config.json");
+    let text = match std::fs::read(&file) {
+        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {
+            return Err(AdapterError::NoConfig { path });
+        }
+        text => text.map_err(|cause| CheckpointError::Read { file, cause })?,
+    };
+    let wrong = |problem: &str| AdapterError::Config { path: path.clone(), problem: problem.to_owned() };
+    let config: Value = serde_json::from_slice(&text).map_err(|error| wrong(&error.to_string()))?;
+    if config.get("fine_tune_type").and_then(Value::as_str) == Some("full") {
+        return Err(wrong("`fine_tune_type` is `full`; whole weights are no adapter"));
+    }
+    let number = |fields: &Value, name: &str, default: f64| match fields.get(name) {
+        None | Some(Value::Null) => Ok(default),
+        Some(value) => match value.as_f64() {
+            Some(number) if number.is_finite() => Ok(number),
+            _ => Err(wrong(&format!("`{name}` is not a number"))),
+        },
+    };
+    let flag = |fields: &Value, name: &str| fields.get(name).and_then(Value::as_bool).unwrap_or(false);
+    match config.get("lora_parameters") {
+        Some(parameters) if parameters.is_object() => Ok(Scaling {
+            scale: number(parameters, "scale", DEFAULT_SCALE)?,
+            by_rank: false,
+            rank_stabilized: flag(&config, "rs_lora") || flag(parameters, "rs_lora"),
+        }),
+        _ => {
+            if ["rank_pattern", "alpha_pattern"].iter().any(|name| {
+                config.get(*name).and_then(Value::as_object).is_some_and(|pattern| !pattern.is_empty())
+            }) {
+                return Err(wrong("ranks or alphas that differ between modules are not supported"));
+            }
+            // A rank of zero means that alpha is the scale.
+            let by_rank = number(&config, "r", DEFAULT_RANK)? != 0.0;
+            Ok(Scaling {
+                scale: number(&config, "lora_alpha", DEFAULT_ALPHA)?,
+                by_rank,
+                rank_stabilized: flag(&config, "use_rslora") || flag(&config, "rs_lora"),
+            })
+        }
+    }
+}
+
+/// What a tensor of an adapter is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    A,
+    B,
+    Magnitude,
+}
+
+/// Module, part, and whether the name is PEFT's.
+fn parse(name: &str) -> Option<(&str, Part, bool)> {
+    let name = name.strip_suffix(".weight").unwrap_or(name);
+    let name = name.strip_suffix(".default").unwrap_or(name);
+    let name = name.strip_prefix("base_model.model.").unwrap_or(name);
+    let (module, part) = name.rsplit_once('.')?;
+    match part {
+        "lora_a" => Some((module, Part::A, false)),
+        "lora_b" => Some((module, Part::B, false)),
+        "m" => Some((module, Part::Magnitude, false)),
+        "lora_A" => Some((module, Part::A, true)),
+        "lora_B" => Some((module, Part::B, true)),
+        "lora_magnitude_vector" => Some((module, Part::Magnitude, true)),
+        _ => None,
+    }
+}
+
+fn read_modules(file: &Path, weights: &SafetensorsFile) -> Result<BTreeMap<String, Stored>, AdapterError> {
+    let mut parts: BTreeMap<String, [Option<Tensor>; 3]> = BTreeMap::new();
+    let mut peft = false;
+    let mut foreign = Vec::new();
+    for (name, tensor) in weights.tensors() {
+        let Some((module, part, from_peft)) = parse(name) else {
+            foreign.push(name.to_owned());
+            continue;
+        };
+        peft |= from_peft;
+        let slot = parts.entry(module.to_owned()).or_default();
+        slot[part as usize] = Some(tensor);
+    }
+    if !foreign.is_empty() {
+        return Err(AdapterError::Foreign { path: file.to_owned(), names: listed(&foreign) });
+    }
+    let mut modules = BTreeMap::new();
+    for (module, parts) in parts {
+        let [Some(a), Some(b), magnitude] = parts else {
+            return Err(AdapterError::Half { path: file.to_owned(), module });
+        };
+        // Files with PEFT's names and mlx-lm's orientation exist; the rank tells them apart.
+        let ours = a.shape.len() == 2 && b.shape.len() == 2 && a.shape.first() != b.shape.last();
+        modules.insert(module, Stored { a, b, magnitude, transposed: peft && !ours });
+    }
+    Ok(modules)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_both_layouts_are_read() {
+        let peft = parse("base_model.model.model.layers.0.mlp.up_proj.lora_A.weight");
+        assert!(peft.is_some_and(|(module, part, peft)| module == "model.layers.0.mlp.up_proj"
+            && part == Part::A
+            && peft));
+        let ours = parse("model.layers.0.mlp.up_proj.lora_b");
+        assert!(ours.is_some_and(|(module, part, peft)| module == "model.layers.0.mlp.up_proj"
+            && part == Part::B
+            && !peft));
+        assert!(parse("model.norm.weight").is_none());
+    }
+
+    #[test]
+    fn scales_follow_the_config() {
+        let folder = tempfile::tempdir().unwrap();
+        let scale = |config: &str| {
+            std::fs::write(folder.path().join("adapter_config.json"), config).unwrap();
+            read_scaling(folder.path()).map(|scaling| scaling.of(4)).map_err(|error| error.to_string())
+        };
+        assert_eq!(scale(r#"{"lora_parameters": {"scale": 3, "rank": 4}}"#), Ok(3.0));
+        assert_eq!(scale(r#"{"lora_parameters": {"scale": 3, "rank": 4}, "rs_lora": true}"#), Ok(1.5));
+        assert_eq!(scale(r#"{"r": 4, "lora_alpha": 8}"#), Ok(2.0));
+        assert_eq!(scale(r#"{"r": 4, "lora_alpha": 8, "use_rslora": true}"#), Ok(4.0));
+        assert!(scale(r#"{"fine_tune_type": "full"}"#).unwrap_err().contains("no adapter"));
+        assert!(
+            scale(r#"{"lora_parameters": {"scale": "x"}}"#).unwrap_err().contains("`scale` is not a number")
+        );
+    }
+}

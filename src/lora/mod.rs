@@ -1,0 +1,8 @@
+//! Low-rank adapters (LoRA, DoRA) over linear modules: reading them, applying them at run time, and the weight that
+//! an adapted module amounts to.
+
+mod adapter;
+mod low_rank;
+
+pub use adapter::{Adapter, AdapterError};
+pub use low_rank::LowRank;

@@ -1,0 +1,241 @@
+//! Rows of text to measure on: a local .jsonl or .txt file, tokenized as mlx-lm's datasets are (`tuner/datasets.py`).
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+
+use super::numpy_random::RandomState;
+use crate::checkpoint::error::{shown_message, shown_path};
+use crate::tokenizer::chat_template::{
+    ChatTemplates, RenderRequest, TemplateError, flatten_text_content, parse_tool_arguments,
+};
+use crate::tokenizer::{Tokenizer, TokenizerError};
+
+/// Why a file gives no rows.
+#[derive(Debug, thiserror::Error)]
+pub enum DatasetError {
+    /// The file system.
+    #[error("cannot read {}: {cause}", shown_path(path))]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        cause: std::io::Error,
+    },
+    /// A line that is no row.
+    #[error("{}, line {line}: {problem}", shown_path(path))]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// Its line, from 1.
+        line: usize,
+        /// What is wrong.
+        problem: String,
+    },
+    /// Nothing in it.
+    #[error("{} has no rows", shown_path(path))]
+    Empty {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Chats for a model without a template.
+    #[error("the rows are chats and the model has no chat template; use rows with a `text`")]
+    NoTemplate,
+    /// Less text than one sequence.
+    #[error("the rows have {tokens} tokens, a sequence takes {length}; use a smaller --sequence-length")]
+    TooShort {
+        /// Tokens in all.
+        tokens: usize,
+        /// Tokens of a sequence.
+        length: usize,
+    },
+    /// The template.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+    /// The tokenizer.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+}
+
+/// One row.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Row {
+    /// Plain text.
+    Text(String),
+    /// A conversation.
+    Chat {
+        /// Its messages, a list.
+        messages: Value,
+        /// Its tools, if any.
+        tools: Option<Value>,
+    },
+}
+
+/// Reads a file: .jsonl with a row a line (`text`, `messages`, or `prompt` and `completion`; the first row decides
+/// which), anything else as one text.
+///
+/// # Errors
+/// Names the file and the line.
+pub fn read_rows(path: &Path) -> Result<Vec<Row>, DatasetError> {
+    let text =
+        std::fs::read_to_string(path).map_err(|cause| DatasetError::Read { path: path.to_owned(), cause })?;
+    let json_lines = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("jsonl"));
+    let rows = match json_lines {
+        true => read_lines(&text).map_err(|(line, problem)| DatasetError::Line {
+            path: path.to_owned(),
+            line,
+            problem,
+        })?,
+        false if text.is_empty() => Vec::new(),
+        false => vec![Row::Text(text)],
+    };
+    if rows.is_empty() { Err(DatasetError::Empty { path: path.to_owned() }) } else { Ok(rows) }
+}
+
+/// What the rows of a file are.
+#[derive(Clone, Copy)]
+enum Kind {
+    Completion,
+    Chat,
+    Text,
+}
+
+fn read_lines(text: &str) -> Result<Vec<Row>, (usize, String)> {
+    let mut rows = Vec::new();
+    let mut kind = None;
+    for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        let at = |problem: String| (index + 1, problem);
+        let row: Map<String, Value> =
+            serde_json::from_str(line).map_err(|error| at(shown_message(&error.to_string())))?;
+        let known = match kind {
+            Some(kind) => kind,
+            None => *kind.insert(kind_of(&row).ok_or_else(|| {
+                at("the row has neither `text`, nor `messages`, nor `prompt` and `completion`".to_owned())
+            })?),
+        };
+        rows.push(row_of(&row, known).map_err(at)?);
+    }
+    Ok(rows)
+}
+
+fn kind_of(row: &Map<String, Value>) -> Option<Kind> {
+    if row.contains_key("prompt") && row.contains_key("completion") {
+        Some(Kind::Completion)
+    } else if row.contains_key("messages") {
+        Some(Kind::Chat)
+    } else {
+        row.contains_key("text").then_some(Kind::Text)
+    }
+}
+
+fn row_of(row: &Map<String, Value>, kind: Kind) -> Result<Row, String> {
+    let field = |name: &str| row.get(name).ok_or_else(|| format!("the row has no `{name}`"));
+    let tools = row.get("tools").filter(|tools| !tools.is_null()).cloned();
+    match kind {
+        Kind::Text => match field("text")?.as_str() {
+            Some(text) => Ok(Row::Text(text.to_owned())),
+            None => Err("`text` is not a string".to_owned()),
+        },
+        Kind::Chat => match field("messages")? {
+            messages @ Value::Array(_) => Ok(Row::Chat { messages: messages.clone(), tools }),
+            _ => Err("`messages` is not a list".to_owned()),
+        },
+        Kind::Completion => {
+            let messages = json!([
+                {"role": "user", "content": field("prompt")?},
+                {"role": "assistant", "content": field("completion")?},
+            ]);
+            Ok(Row::Chat { messages, tools })
+        }
+    }
+}
+
+/// The tokens of a row.
+///
+/// # Errors
+/// When the template fails or there is none for a chat.
+pub fn tokenize(
+    row: &Row,
+    tokenizer: &Tokenizer,
+    templates: &ChatTemplates,
+) -> Result<Vec<u32>, DatasetError> {
+    match row {
+        Row::Text(text) => {
+            let mut tokens = tokenizer.encode(text, true)?;
+            if let Some(eos) = tokenizer.eos_id().filter(|eos| tokens.last() != Some(eos)) {
+                tokens.push(eos);
+            }
+            Ok(tokens)
+        }
+        Row::Chat { messages, tools } => {
+            if templates.is_empty() {
+                return Err(DatasetError::NoTemplate);
+            }
+            let mut messages = messages.clone();
+            parse_tool_arguments(&mut messages);
+            flatten_text_content(&mut messages)?;
+            let special: Map<String, Value> = tokenizer
+                .special_tokens()
+                .iter()
+                .map(|(role, token)| (role.to_owned(), Value::from(token)))
+                .collect();
+            let extra = Map::from_iter([("enable_thinking".to_owned(), tokenizer.has_thinking().into())]);
+            let request = RenderRequest {
+                tools: tools.as_ref(),
+                special_tokens: Some(&special),
+                extra: Some(&extra),
+                ..RenderRequest::new(&messages)
+            };
+            let text = templates.select(None, tools.is_some())?.render(&request)?;
+            Ok(tokenizer.encode(&text, false)?)
+        }
+    }
+}
+
+/// Sequences to measure on (mlx-lm `perplexity.py`, `load_data`): rows in NumPy's order for `seed`, one after the
+/// other without regard to their ends, cut every `length` tokens. `samples` is how many, `None` for all there are;
+/// fewer when the rows do not give as many.
+///
+/// # Errors
+/// When a row cannot be tokenized, or all together are shorter than one sequence.
+pub fn sequences(
+    rows: &[Row],
+    tokenizer: &Tokenizer,
+    templates: &ChatTemplates,
+    seed: u32,
+    length: usize,
+    samples: Option<usize>,
+) -> Result<Vec<Vec<u32>>, DatasetError> {
+    let wanted = samples.map_or(usize::MAX, |samples| samples.saturating_mul(length));
+    let mut tokens = Vec::new();
+    for index in RandomState::from_seed(seed).permutation(u32::try_from(rows.len()).unwrap_or(u32::MAX)) {
+        if tokens.len() >= wanted {
+            break;
+        }
+        if let Some(row) = rows.get(index as usize) {
+            tokens.extend(tokenize(row, tokenizer, templates)?);
+        }
+    }
+    let sequences: Vec<Vec<u32>> =
+        tokens.chunks_exact(length.max(1)).take(samples.unwrap_or(usize::MAX)).map(<[u32]>::to_vec).collect();
+    if sequences.is_empty() {
+        return Err(DatasetError::TooShort { tokens: tokens.len(), length });
+    }
+    Ok(sequences)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_row_decides_what_rows_are() {
+        let rows = read_lines("{\"prompt\": \"a\", \"completion\": \"b\", \"text\": \"c\"}\n\n").unwrap();
+        assert!(matches!(&rows[..], [Row::Chat { messages, tools: None }] if messages[1]["content"] == "b"));
+        let (line, problem) = read_lines("{\"text\": \"a\"}\n{\"messages\": []}").unwrap_err();
+        assert_eq!((line, problem.as_str()), (2, "the row has no `text`"));
+        let (line, problem) = read_lines("{\"txt\": 1}").unwrap_err();
+        assert!(line == 1 && problem.starts_with("the row has neither"));
+        assert!(read_lines("[1]").is_err() && read_lines("{\"text\": 1}").is_err());
+    }
+}
