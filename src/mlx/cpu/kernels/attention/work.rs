@@ -40,14 +40,7 @@ pub(super) fn run(
     if plan.splits > 1 {
         return run_split(isa, pool, a, plan, &out);
     }
-    let whole = |unit: usize| {
-        let mut scratch = SCRATCH.take();
-        let tile = plan.tile(a, unit);
-        let kernel =
-            Attend { a, tile, blocks: 0..plan.blocks, scratch: &mut scratch, target: Target::Whole(&out) };
-        simd::run(isa, kernel);
-        SCRATCH.set(scratch);
-    };
+    let whole = |unit: usize| attend(isa, a, plan.tile(a, unit), 0..plan.blocks, Target::Whole(&out));
     if plan.serial {
         pool.run(1, &|_| (0..plan.units).for_each(&whole))?;
     } else {
@@ -81,10 +74,7 @@ fn run_split(
                 value_pieces.piece(first * rows * width..last * rows * width),
             )
         };
-        let mut scratch = SCRATCH.take();
-        let target = Target::Blocks { states, values, rows };
-        simd::run(isa, Attend { a, tile: plan.tile(a, unit), blocks, scratch: &mut scratch, target });
-        SCRATCH.set(scratch);
+        attend(isa, a, plan.tile(a, unit), blocks, Target::Blocks { states, values, rows });
     })?;
     let combine = |unit: usize| {
         let each = plan.blocks * rows;
@@ -100,8 +90,15 @@ fn run_split(
     Ok(())
 }
 
+/// Computes some blocks of a tile.
+pub(super) fn attend(isa: Isa, a: &Attention<'_>, tile: Tile, blocks: Range<usize>, target: Target<'_>) {
+    let mut scratch = SCRATCH.take();
+    simd::run(isa, Attend { a, tile, blocks, scratch: &mut scratch, target });
+    SCRATCH.set(scratch);
+}
+
 /// Where the results of [`Attend`] go.
-enum Target<'t> {
+pub(super) enum Target<'t> {
     /// Merged and written out.
     Whole(&'t Output<'t>),
     /// Kept apart for [`Combine`]: `[blocks, rows]`.
@@ -349,14 +346,14 @@ fn rows_of<E>(data: &[E], start: usize, (stride, width): (usize, usize)) -> Bloc
 }
 
 /// Merges the blocks of one tile that [`Attend`] kept apart.
-struct Combine<'t> {
-    a: &'t Attention<'t>,
-    tile: Tile,
-    states: &'t [State],
-    values: &'t [f32],
+pub(super) struct Combine<'t> {
+    pub a: &'t Attention<'t>,
+    pub tile: Tile,
+    pub states: &'t [State],
+    pub values: &'t [f32],
     /// Rows between two blocks.
-    rows: usize,
-    out: &'t Output<'t>,
+    pub rows: usize,
+    pub out: &'t Output<'t>,
 }
 
 impl Kernel for Combine<'_> {

@@ -29,8 +29,10 @@ mod rows;
 mod schedule;
 mod simd;
 mod source;
+mod staged;
 
 pub(super) use matrix::Storage;
+pub(super) use staged::{Arranged, Arrangement, Operand, Part, RowList};
 pub use matrix::{Matrix, Scales};
 
 use super::super::{Isa, Level, Pool, PoolError};
