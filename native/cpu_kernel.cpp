@@ -2,7 +2,7 @@
 //
 // The function runs on the stream's own thread, in order with MLX's operations; arrays reach it as they lie in
 // memory, strides included. It must not unwind: it returns null, or a message (allocated with malloc) that
-// becomes an exception of the evaluation.
+// becomes an exception of the evaluation. A second function builds the graph of its gradients.
 
 #include <mlx/backend/cpu/encoder.h>
 #include <mlx/mlx.h>
@@ -49,6 +49,18 @@ struct MlxBunArray {
 struct MlxBunStream {
   void* ctx;
 };
+
+// Fills `results` with a gradient for each of `argnums`; owns every handle it is given, and gives away those it
+// returns.
+typedef char* (*MlxBunVjp)(
+    void* kernel,
+    const MlxBunArray* primals,
+    size_t primal_count,
+    const MlxBunArray* cotangents,
+    size_t cotangent_count,
+    const int32_t* argnums,
+    size_t argnum_count,
+    MlxBunArray* results);
 }
 
 namespace {
@@ -56,16 +68,35 @@ namespace {
 struct Kernel {
   void* object;
   MlxBunCall call;
+  MlxBunVjp vjp;
   MlxBunDrop drop;
   std::string name;
 
-  Kernel(void* object, MlxBunCall call, MlxBunDrop drop, const char* name)
-      : object(object), call(call), drop(drop), name(name) {}
+  Kernel(void* object, MlxBunCall call, MlxBunVjp vjp, MlxBunDrop drop, const char* name)
+      : object(object), call(call), vjp(vjp), drop(drop), name(name) {}
   Kernel(const Kernel&) = delete;
   ~Kernel() {
     drop(object);
   }
 };
+
+std::vector<MlxBunArray> handles(const std::vector<mx::array>& arrays) {
+  std::vector<MlxBunArray> out;
+  out.reserve(arrays.size());
+  for (auto& array : arrays) {
+    out.push_back(MlxBunArray{new mx::array(array)});
+  }
+  return out;
+}
+
+// Throws what a Rust function said, if it said something.
+void raise(const Kernel& kernel, char* message) {
+  if (message) {
+    std::string what = "[" + kernel.name + "] " + message;
+    std::free(message);
+    throw std::runtime_error(what);
+  }
+}
 
 // Owns what the views point to until the kernel has run.
 struct Call {
@@ -118,14 +149,34 @@ class RustPrimitive : public mx::Primitive {
     }
     encoder.dispatch([kernel = kernel_, call = std::move(call), input_count = inputs.size()]() {
       auto views = call->views.data();
-      char* message = kernel->call(
-          kernel->object, views, input_count, views + input_count, call->views.size() - input_count);
-      if (message) {
-        std::string what = "[" + kernel->name + "] " + message;
-        std::free(message);
-        throw std::runtime_error(what); // MLX keeps it for whoever waits on the stream
-      }
+      // MLX keeps what is thrown here for whoever waits on the stream.
+      raise(*kernel, kernel->call(
+          kernel->object, views, input_count, views + input_count, call->views.size() - input_count));
     });
+  }
+
+  std::vector<mx::array> vjp(
+      const std::vector<mx::array>& primals,
+      const std::vector<mx::array>& cotangents,
+      const std::vector<int>& argnums,
+      const std::vector<mx::array>&) override {
+    auto in = handles(primals);
+    auto given = handles(cotangents);
+    std::vector<int32_t> wanted(argnums.begin(), argnums.end());
+    std::vector<MlxBunArray> found(argnums.size(), MlxBunArray{nullptr});
+    raise(*kernel_, kernel_->vjp(
+        kernel_->object,
+        in.data(), in.size(),
+        given.data(), given.size(),
+        wanted.data(), wanted.size(),
+        found.data()));
+    std::vector<mx::array> gradients;
+    gradients.reserve(found.size());
+    for (auto& handle : found) {
+      std::unique_ptr<mx::array> array(static_cast<mx::array*>(handle.ctx));
+      gradients.push_back(std::move(*array));
+    }
+    return gradients;
   }
 
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
@@ -151,6 +202,7 @@ class RustPrimitive : public mx::Primitive {
 extern "C" char* mlx_bun_cpu_kernel(
     void* object,
     MlxBunCall call,
+    MlxBunVjp vjp,
     MlxBunDrop drop,
     const char* name,
     const MlxBunArray* inputs,
@@ -160,7 +212,7 @@ extern "C" char* mlx_bun_cpu_kernel(
     MlxBunStream stream,
     MlxBunArray* results) {
   try {
-    auto kernel = std::make_shared<Kernel>(object, call, drop, name);
+    auto kernel = std::make_shared<Kernel>(object, call, vjp, drop, name);
     std::vector<mx::array> in;
     in.reserve(input_count);
     for (size_t i = 0; i < input_count; i++) {

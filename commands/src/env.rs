@@ -19,6 +19,8 @@ pub const MLX_BUN_NO_PROGRESS: &str = "MLX_BUN_NO_PROGRESS";
 pub const MLX_BUN_THREADS: &str = "MLX_BUN_THREADS";
 /// `--cpu-kernels`.
 pub const MLX_BUN_CPU_KERNELS: &str = "MLX_BUN_CPU_KERNELS";
+/// `--cpu-precision`.
+pub const MLX_BUN_CPU_PRECISION: &str = "MLX_BUN_CPU_PRECISION";
 /// Which vector instructions our CPU kernels use.
 pub const MLX_BUN_CPU_ISA: &str = "MLX_BUN_CPU_ISA";
 /// Which MLX build the launcher put in place.
@@ -48,6 +50,7 @@ pub const GROUPS: &[Group] = &[
             },
             Variable { name: MLX_BUN_THREADS, doc: "`--threads` when the flag is absent" },
             Variable { name: MLX_BUN_CPU_KERNELS, doc: "`--cpu-kernels` when the flag is absent" },
+            Variable { name: MLX_BUN_CPU_PRECISION, doc: "`--cpu-precision` when the flag is absent" },
             Variable {
                 name: MLX_BUN_CPU_ISA,
                 doc: "Vector instructions of our CPU kernels: `auto` (default), `plain`, `avx2`, `avx512`, `avx512-vnni` or `neon`",

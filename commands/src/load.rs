@@ -82,7 +82,11 @@ fn choose_numerics(options: &LoadOptions, printer: &Printer) -> anyhow::Result<(
     }
     mlx::set_compile(available);
     if numerics.cpu_kernels {
-        cpu_ops::enable(numerics.threads, env::get(env::MLX_BUN_CPU_ISA).as_deref())?;
+        cpu_ops::enable(cpu_ops::Settings {
+            threads: numerics.threads,
+            isa: env::get(env::MLX_BUN_CPU_ISA).as_deref(),
+            precision: numerics.cpu_precision,
+        })?;
     } else {
         cpu_ops::disable();
     }

@@ -4,6 +4,7 @@
 //! same shape. One step is always in flight: the next token is being computed while the current one is read.
 
 use crate::cache::{LayerCache, maybe_quantize};
+use crate::mlx::cpu_ops::in_prefill;
 use crate::mlx::random::RandomState;
 use crate::mlx::{self, Array, memory};
 use crate::models::Model;
@@ -184,7 +185,8 @@ impl<'a> TokenGenerator<'a> {
         while total - done > 1 {
             let count = self.prefill_step_size.min(total - done - 1);
             let chunk = token_array(&prompt[done..done + count])?;
-            self.model.forward(&chunk.expand_dims(0)?, Some(self.caches))?;
+            let ids = chunk.expand_dims(0)?;
+            in_prefill(|| self.model.forward(&ids, Some(self.caches)))?;
             self.quantize_caches()?;
             mlx::eval(self.caches.iter().flat_map(LayerCache::arrays))?;
             if let Some(processors) = &mut self.processors {

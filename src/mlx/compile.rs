@@ -15,7 +15,7 @@ use super::array::{Array, take_vector, with_vector};
 use super::device::{DeviceKind, default_device, stream};
 use super::error::{Error, Result, check};
 
-type Function = Box<dyn Fn(&[Array]) -> Result<Vec<Array>>>;
+pub(super) type Function = Box<dyn Fn(&[Array]) -> Result<Vec<Array>>>;
 
 /// A function of arrays that MLX traces once and then replays fused.
 pub struct Compiled {
@@ -76,7 +76,7 @@ extern "C" fn call(
             1
         }
         Err(_) => {
-            FAILURE.set(Some(Error::new("a compiled function panicked")));
+            FAILURE.set(Some(Error::new("a function of arrays panicked")));
             1
         }
     }
@@ -87,15 +87,26 @@ extern "C" fn release(payload: *mut c_void) {
     drop(unsafe { Box::from_raw(payload.cast::<Function>()) });
 }
 
+/// Hands a function to mlx-c, which drops it with the last copy of the closure.
+pub(super) fn closure(function: Function) -> ffi::mlx_closure {
+    stream();
+    let payload = Box::into_raw(Box::new(function));
+    // SAFETY: the payload is released by mlx-c through `release` when the last closure goes.
+    unsafe { ffi::mlx_closure_new_func_payload(Some(call), payload.cast(), Some(release)) }
+}
+
+/// What made the last function called on this thread fail, or else what MLX said.
+pub(super) fn checked(status: i32) -> Result<()> {
+    check(status).map_err(|error| FAILURE.take().unwrap_or(error))
+}
+
 impl Compiled {
     /// Compiles `function`. `shapeless` lets one trace serve inputs of any shape (the function must not read
     /// shapes then).
     pub fn new(function: impl Fn(&[Array]) -> Result<Vec<Array>> + 'static, shapeless: bool) -> Result<Self> {
-        stream();
-        let payload = Box::into_raw(Box::new(Box::new(function) as Function));
-        // SAFETY: the payload is released by mlx-c through `release` when the last closure goes.
+        let plain = closure(Box::new(function));
+        // SAFETY: the handles are valid and freed once.
         unsafe {
-            let plain = ffi::mlx_closure_new_func_payload(Some(call), payload.cast(), Some(release));
             if !ENABLED.get() {
                 return Ok(Self { closure: plain });
             }
@@ -116,7 +127,7 @@ impl Compiled {
                 let status = ffi::mlx_closure_apply(&mut out, self.closure, vector);
                 (status, take_vector(out))
             };
-            check(status).map_err(|error| FAILURE.take().unwrap_or(error))?;
+            checked(status)?;
             results
         })
     }

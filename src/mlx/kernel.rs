@@ -1,12 +1,14 @@
 //! Our own operations in MLX's graph: a node whose CPU evaluation calls a Rust kernel.
 
 use std::ffi::{CStr, CString, c_char, c_void};
+use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use mlx_sys as ffi;
 
 use super::array::Array;
+use super::autograd;
 use super::device::stream;
 use super::dtype::Dtype;
 use super::error::{Error, Result};
@@ -32,6 +34,14 @@ pub struct View<'a> {
     pub strides: &'a [i64],
     /// Element type.
     pub dtype: Dtype,
+}
+
+#[cfg(test)]
+impl<'a> View<'a> {
+    /// A view of f32 values for tests, whose shape and strides must stay in the buffer that `data` points into.
+    pub(super) fn over(data: &'a [f32], shape: &'a [i32], strides: &'a [i64]) -> Self {
+        Self { data: data.as_ptr().cast_mut().cast(), shape, strides, dtype: Dtype::Float32 }
+    }
 }
 
 impl View<'_> {
@@ -68,6 +78,21 @@ pub trait Kernel: Send + Sync + 'static {
     /// # Errors
     /// Anything it cannot compute; the message surfaces from `eval`.
     fn run(&self, inputs: &[View], outputs: &[View]) -> std::result::Result<(), String>;
+
+    /// The outputs built of MLX's own operations: what gradients are taken of, unless [`vjp`](Self::vjp) knows
+    /// them.
+    ///
+    /// # Errors
+    /// When the kernel has no such form; a gradient through the node is then an error.
+    fn stock(&self, _inputs: &[Array]) -> Result<Vec<Array>> {
+        Err(Error::new("has no gradient"))
+    }
+
+    /// The gradients of the inputs numbered `wrt`, given those of the outputs. `None` leaves them to MLX and
+    /// [`stock`](Self::stock).
+    fn vjp(&self, _inputs: &[Array], _cotangents: &[Array], _wrt: &[usize]) -> Option<Result<Vec<Array>>> {
+        None
+    }
 }
 
 #[repr(C)]
@@ -78,12 +103,23 @@ struct RawOutput {
 }
 
 type Call = extern "C" fn(*mut c_void, *const RawView, usize, *const RawView, usize) -> *mut c_char;
+type Vjp = extern "C" fn(
+    *mut c_void,
+    *const ffi::mlx_array,
+    usize,
+    *const ffi::mlx_array,
+    usize,
+    *const i32,
+    usize,
+    *mut ffi::mlx_array,
+) -> *mut c_char;
 type Drop = extern "C" fn(*mut c_void);
 
 unsafe extern "C" {
     fn mlx_bun_cpu_kernel(
         object: *mut c_void,
         call: Call,
+        vjp: Vjp,
         drop: Drop,
         name: *const c_char,
         inputs: *const ffi::mlx_array,
@@ -132,11 +168,15 @@ extern "C" fn call(
         let (inputs, outputs) = unsafe { (views(inputs, input_count), views(outputs, output_count)) };
         kernel.run(&inputs, &outputs)
     }));
-    let message = match attempt {
-        Ok(Ok(())) => return std::ptr::null_mut(),
-        Ok(Err(message)) => message,
-        Err(_) => "the kernel panicked".to_owned(),
-    };
+    match attempt {
+        Ok(Ok(())) => std::ptr::null_mut(),
+        Ok(Err(message)) => for_cpp(&message),
+        Err(_) => for_cpp("the kernel panicked"),
+    }
+}
+
+/// A message that the primitive frees.
+fn for_cpp(message: &str) -> *mut c_char {
     let bytes = CString::new(message.replace('\0', " ")).unwrap_or_default().into_bytes_with_nul();
     // SAFETY: room for the bytes is allocated, checked and filled; the primitive frees it.
     unsafe {
@@ -146,6 +186,71 @@ extern "C" fn call(
         }
         copy.cast()
     }
+}
+
+extern "C" fn vjp(
+    object: *mut c_void,
+    primals: *const ffi::mlx_array,
+    primal_count: usize,
+    cotangents: *const ffi::mlx_array,
+    cotangent_count: usize,
+    wrt: *const i32,
+    wrt_count: usize,
+    results: *mut ffi::mlx_array,
+) -> *mut c_char {
+    let attempt = catch_unwind(AssertUnwindSafe(|| {
+        // SAFETY: the primitive gives away handles of its own, whose counts it states.
+        let (primals, cotangents) =
+            unsafe { (owned(primals, primal_count), owned(cotangents, cotangent_count)) };
+        // SAFETY: `wrt_count` numbers of inputs, none if that is 0.
+        let wrt: Vec<usize> = (0..wrt_count).map(|i| unsafe { *wrt.add(i) } as usize).collect();
+        // SAFETY: as in `call`.
+        let kernel = unsafe { &*object.cast::<Arc<dyn Kernel>>() };
+        gradients(kernel, primals, &cotangents, wrt)
+    }));
+    match attempt {
+        Ok(Ok(gradients)) if gradients.len() == wrt_count => {
+            for (index, gradient) in gradients.into_iter().enumerate() {
+                let gradient = ManuallyDrop::new(gradient);
+                // SAFETY: the primitive has room for `wrt_count` handles, and takes them over.
+                unsafe { *results.add(index) = gradient.raw };
+            }
+            std::ptr::null_mut()
+        }
+        Ok(Ok(gradients)) => for_cpp(&format!("{} gradients for {wrt_count} inputs", gradients.len())),
+        Ok(Err(error)) => for_cpp(&error.to_string()),
+        Err(_) => for_cpp("the kernel's gradient panicked"),
+    }
+}
+
+/// # Safety
+/// `handles` points to `count` handles that the caller gives away.
+unsafe fn owned(handles: *const ffi::mlx_array, count: usize) -> Vec<Array> {
+    // SAFETY: the caller vouches for `count` handles; none is read when that is 0.
+    (0..count).map(|index| Array::from_raw(unsafe { *handles.add(index) })).collect()
+}
+
+/// The kernel's own gradients, or those of its stock form as a function of the inputs `wrt` alone: MLX differentiates
+/// no packed words or indices.
+fn gradients(
+    kernel: &Arc<dyn Kernel>,
+    primals: Vec<Array>,
+    cotangents: &[Array],
+    wrt: Vec<usize>,
+) -> Result<Vec<Array>> {
+    if let Some(gradients) = kernel.vjp(&primals, cotangents, &wrt) {
+        return gradients;
+    }
+    let variables: Vec<Array> = wrt.iter().map(|&index| primals[index].clone()).collect();
+    let kernel = Arc::clone(kernel);
+    let stock = move |variables: &[Array]| {
+        let mut inputs = primals.clone();
+        for (&index, variable) in wrt.iter().zip(variables) {
+            inputs[index] = variable.clone();
+        }
+        kernel.stock(&inputs)
+    };
+    autograd::vjp(stock, &variables, cotangents).map(|(_, gradients)| gradients)
 }
 
 extern "C" fn release(object: *mut c_void) {
@@ -161,29 +266,43 @@ pub fn custom(
     shape: &[i32],
     dtype: Dtype,
 ) -> Result<Array> {
+    custom_many(name, kernel, inputs, [(shape, dtype)]).map(|[output]| output)
+}
+
+/// As [`custom`], with an output for each shape and type.
+pub fn custom_many<const N: usize>(
+    name: &CStr,
+    kernel: Arc<dyn Kernel>,
+    inputs: &[&Array],
+    outputs: [(&[i32], Dtype); N],
+) -> Result<[Array; N]> {
     let stream = stream();
     let handles: Vec<ffi::mlx_array> = inputs.iter().map(|array| array.raw).collect();
-    let output = RawOutput { shape: shape.as_ptr(), ndim: shape.len() as i32, dtype: dtype.raw() as i32 };
+    let outputs = outputs.map(|(shape, dtype)| RawOutput {
+        shape: shape.as_ptr(),
+        ndim: shape.len() as i32,
+        dtype: dtype.raw() as i32,
+    });
     let object = Box::into_raw(Box::new(kernel)).cast();
-    let mut result = ffi::mlx_array_ { ctx: std::ptr::null_mut() };
+    let mut results = [ffi::mlx_array_ { ctx: std::ptr::null_mut() }; N];
     // SAFETY: handles and shapes live through the call; the primitive owns the object from here on.
     let message = unsafe {
-        let (inputs, count) = (handles.as_ptr(), handles.len());
         mlx_bun_cpu_kernel(
             object,
             call,
+            vjp,
             release,
             name.as_ptr(),
-            inputs,
-            count,
-            &output,
-            1,
+            handles.as_ptr(),
+            handles.len(),
+            outputs.as_ptr(),
+            N,
             stream,
-            &mut result,
+            results.as_mut_ptr(),
         )
     };
     if message.is_null() {
-        return Ok(Array::from_raw(result));
+        return Ok(results.map(Array::from_raw));
     }
     // SAFETY: a NUL-terminated string from `strdup`, freed once.
     let text = unsafe {

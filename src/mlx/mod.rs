@@ -6,6 +6,7 @@
 //! docs/design/mlx-binding.md.
 
 mod array;
+pub mod autograd;
 mod compile;
 pub mod cpu;
 
@@ -14,6 +15,7 @@ mod device;
 mod dtype;
 mod error;
 pub mod fast;
+mod gather;
 
 pub mod kernel;
 pub mod memory;
@@ -28,4 +30,5 @@ pub use compile::{Compiled, compile_available, set_compile};
 pub use device::{DeviceKind, async_eval, default_device, eval, set_default_device, synchronize, version};
 pub use dtype::Dtype;
 pub use error::{Error, Result};
+pub use gather::{gather_mm, gather_qmm};
 pub use quantized::{dequantize, quantize, quantized_matmul};

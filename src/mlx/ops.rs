@@ -24,6 +24,8 @@ unary! {
     log => mlx_log;
     /// `1 / (1 + e^-x)`.
     sigmoid => mlx_sigmoid;
+    /// Error function.
+    erf => mlx_erf;
     /// Hyperbolic tangent.
     tanh => mlx_tanh;
     /// `-x`.

@@ -9,7 +9,7 @@ use super::device::stream;
 use super::error::{Error, Result, check};
 use crate::checkpoint::{QuantMode, QuantParams};
 
-trait Raw {
+pub(super) trait Raw {
     fn group(&self) -> ffi::mlx_optional_int;
     fn width(&self) -> ffi::mlx_optional_int;
     fn mode(&self) -> &'static CStr;

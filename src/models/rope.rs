@@ -6,6 +6,7 @@ use std::rc::Rc;
 use serde_json::{Map, Value};
 
 use super::ConfigError;
+use crate::mlx::cpu_ops::{self, Kernels, Rotation};
 use crate::mlx::{Array, DeviceKind, Dtype, Result, default_device, fast};
 
 /// One layer's rotary embedding. Clones share the angles of a step.
@@ -14,10 +15,20 @@ pub struct Rope {
     dims: i32,
     traditional: bool,
     kind: Kind,
+    /// Our own rotation, where it is used.
+    ours: Option<Ours>,
     /// On a CPU, `mx.fast.rope` is composed of some 25 operations, most of which compute the same cosines and
     /// sines again for each layer's queries and keys; here they are computed once a step. `None` where the device
     /// has a kernel of its own.
     angles: Option<Rc<RefCell<Option<Angles>>>>,
+}
+
+/// What our kernels rotate with.
+#[derive(Clone, Debug)]
+struct Ours {
+    kernels: Kernels,
+    /// `None` where it depends on the length.
+    rotation: Option<Rotation>,
 }
 
 /// Cosines and sines of some positions.
@@ -112,23 +123,75 @@ impl Rope {
         // SuScaledRoPE has no traditional form.
         let traditional = args.traditional && rope_type(args.scaling) != "longrope";
         let angles = (default_device() == DeviceKind::Cpu && !traditional).then(Rc::default);
-        Ok(Self { dims: args.dims, traditional, kind, angles })
+        let mut rope = Self { dims: args.dims, traditional, kind, ours: None, angles };
+        if let Some(kernels) = cpu_ops::kernels() {
+            let fixed = !matches!(rope.kind, Kind::Dynamic { .. });
+            let rotation = if fixed { Some(rope.rotation(0)?) } else { None };
+            rope.ours = Some(Ours { kernels, rotation });
+        }
+        Ok(rope)
+    }
+
+    /// The rotation of a sequence of `length` positions, as our kernels take it.
+    ///
+    /// # Errors
+    /// An odd number of features, or frequencies that cannot be computed.
+    pub fn rotation(&self, length: i32) -> Result<Rotation> {
+        match &self.kind {
+            Kind::Base { base, scale } => Rotation::from_base(self.dims, *base, *scale, self.traditional),
+            Kind::Frequencies { freqs, input_scale } => {
+                Rotation::from_freqs(freqs, input_scale.unwrap_or(1.0), self.traditional)
+            }
+            Kind::Dynamic { .. } => {
+                Rotation::from_base(self.dims, self.dynamic_base(length), 1.0, self.traditional)
+            }
+        }
+    }
+
+    /// As [`forward`](Self::forward), of heads that lie beside each other: `[B, L, heads * head_dim]` to
+    /// `[B, heads, L, head_dim]`.
+    pub fn forward_tokens(&self, x: &Array, heads: i32, offset: i32) -> Result<Array> {
+        if let Some(ours) = &self.ours {
+            let rotation = self.our_rotation(ours, x.dim(1).saturating_add(offset))?;
+            return ours.kernels.rope_tokens(x, heads, &rotation, offset);
+        }
+        let x = x.reshape(&[x.dim(0), x.dim(1), heads, -1])?.transpose(&[0, 2, 1, 3])?;
+        self.forward(&x, offset)
+    }
+
+    fn our_rotation(&self, ours: &Ours, length: i32) -> Result<Rotation> {
+        ours.rotation.as_ref().map_or_else(|| self.rotation(length), |rotation| Ok(rotation.clone()))
+    }
+
+    /// The base for a sequence of `length` positions (`DynamicNTKScalingRoPE`).
+    fn dynamic_base(&self, length: i32) -> f32 {
+        match self.kind {
+            Kind::Dynamic { base, factor, max_positions } => {
+                let length = f64::from(length).max(max_positions);
+                let dims = f64::from(self.dims);
+                let growth = (factor * length / max_positions) - (factor - 1.0);
+                (base * growth.powf(dims / (dims - 2.0))) as f32
+            }
+            Kind::Base { base, .. } => base,
+            Kind::Frequencies { .. } => 1.0,
+        }
     }
 
     /// Rotates `x`, `[B, heads, L, head_dim]`, whose first position is `offset`.
     pub fn forward(&self, x: &Array, offset: i32) -> Result<Array> {
+        if let Some(ours) = &self.ours {
+            let rotation = self.our_rotation(ours, x.dim(-2).saturating_add(offset))?;
+            return ours.kernels.rope(x, &rotation, offset);
+        }
         match &self.kind {
             Kind::Base { base, scale } => self.rotate(x, Some(*base), *scale, offset, None),
             Kind::Frequencies { freqs, input_scale } => match input_scale {
                 None => self.rotate(x, None, 1.0, offset, Some(freqs)),
                 Some(factor) => self.rotate(&self.scale_rotated(x, *factor)?, None, 1.0, offset, Some(freqs)),
             },
-            Kind::Dynamic { base, factor, max_positions } => {
-                let length = f64::from(x.dim(-2) + offset).max(*max_positions);
-                let dims = f64::from(self.dims);
-                let growth = (factor * length / max_positions) - (factor - 1.0);
-                let base = base * growth.powf(dims / (dims - 2.0));
-                self.rotate(x, Some(base as f32), 1.0, offset, None)
+            Kind::Dynamic { .. } => {
+                let base = self.dynamic_base(x.dim(-2).saturating_add(offset));
+                self.rotate(x, Some(base), 1.0, offset, None)
             }
         }
     }

@@ -1,5 +1,7 @@
 //! Whose arithmetic: mlx-lm's bit for bit, or ours.
 
+use mlx_bun::mlx::cpu_ops::CpuPrecision;
+
 use super::{Switch, range};
 use crate::env;
 
@@ -13,7 +15,8 @@ pub struct NumericsArgs {
 
     /// Fuse activation functions as mlx-lm does [default: on with --l1 or a GPU]
     ///
-    /// `off` rounds between their parts. On a Linux CPU, fusing runs g++ the first time.
+    /// `off` rounds between their parts. On a Linux CPU, fusing runs g++ the first time. Our CPU kernels have their
+    /// own, which round once.
     #[arg(long, value_name = "ON|OFF", value_enum, hide_short_help = true)]
     pub compiled_activations: Option<Switch>,
 
@@ -21,9 +24,41 @@ pub struct NumericsArgs {
     #[arg(long, value_name = "ON|OFF", value_enum, default_value_t = Switch::On, env = env::MLX_BUN_CPU_KERNELS, hide_env = true, hide_short_help = true)]
     pub cpu_kernels: Switch,
 
+    /// Arithmetic of our CPU kernels' products with quantized weights
+    ///
+    /// `exact` computes in float32. `int16` rounds a prompt's activations to 16 bits and decodes exactly. `int8`
+    /// rounds all activations to 8 bits, which is fastest and changes replies. `auto` is what measures as good as
+    /// exact. The integer modes need weights of 4 or 8 bits and a processor with AVX-512 VNNI; the rest stays exact.
+    #[arg(long, value_name = "MODE", value_enum, default_value_t = Precision::Auto, env = env::MLX_BUN_CPU_PRECISION, hide_env = true, hide_short_help = true)]
+    pub cpu_precision: Precision,
+
     /// Threads of our CPU kernels [default: the physical cores]
     #[arg(long, value_name = "N", value_parser = range::THREADS.parser(), env = env::MLX_BUN_THREADS, hide_env = true, hide_short_help = true)]
     pub threads: Option<usize>,
+}
+
+/// `--cpu-precision`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Precision {
+    /// What measures as good as exact
+    Auto,
+    /// Float32
+    Exact,
+    /// 16-bit activations for the prompt
+    Int16,
+    /// 8-bit activations
+    Int8,
+}
+
+impl From<Precision> for CpuPrecision {
+    fn from(precision: Precision) -> Self {
+        match precision {
+            Precision::Auto => Self::Auto,
+            Precision::Exact => Self::Exact,
+            Precision::Int16 => Self::Int16,
+            Precision::Int8 => Self::Int8,
+        }
+    }
 }
 
 /// Which arithmetic the engine uses.
@@ -35,6 +70,8 @@ pub struct Numerics {
     pub compiled_activations: Option<bool>,
     /// Our own kernels on a CPU.
     pub cpu_kernels: bool,
+    /// Arithmetic of their products with quantized weights.
+    pub cpu_precision: CpuPrecision,
     /// Their threads; `None` for the physical cores.
     pub threads: Option<usize>,
 }
@@ -46,6 +83,7 @@ impl NumericsArgs {
             l1: self.l1,
             compiled_activations: self.compiled_activations.map(Switch::is_on),
             cpu_kernels: self.cpu_kernels.is_on() && !self.l1,
+            cpu_precision: self.cpu_precision.into(),
             threads: self.threads,
         }
     }

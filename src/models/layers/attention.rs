@@ -3,6 +3,7 @@
 use super::{Linear, RmsNorm};
 use crate::cache::{Attended, LayerCache, Packed, causal_mask};
 use crate::checkpoint::QuantParams;
+use crate::mlx::cpu_ops::{self, Kernels, KeysValues, PackedHeads};
 use crate::mlx::fast::{self, Mask};
 use crate::mlx::{Array, Dtype, Error, Result, quantized_matmul};
 use crate::models::loader::{LoadError, Loader, NormKind};
@@ -33,13 +34,15 @@ pub struct AttentionArgs {
 
 /// `q_proj`, `k_proj`, `v_proj`, `o_proj` and, in some families, `q_norm` and `k_norm`.
 pub struct Attention {
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
-    o_proj: Linear,
-    q_norm: Option<RmsNorm>,
-    k_norm: Option<RmsNorm>,
-    args: AttentionArgs,
+    pub(crate) q_proj: Linear,
+    pub(crate) k_proj: Linear,
+    pub(crate) v_proj: Linear,
+    pub(crate) o_proj: Linear,
+    pub(crate) q_norm: Option<RmsNorm>,
+    pub(crate) k_norm: Option<RmsNorm>,
+    pub(crate) args: AttentionArgs,
+    /// Our own attention, where it is used.
+    kernels: Option<Kernels>,
 }
 
 impl Attention {
@@ -66,23 +69,40 @@ impl Attention {
             q_norm: norm(loader, "q_norm")?,
             k_norm: norm(loader, "k_norm")?,
             args,
+            kernels: cpu_ops::kernels(),
         })
     }
 
     /// `[B, L, hidden_size]` to the same.
     pub fn forward(&self, x: &Array, mask: &Mask, cache: Option<&mut LayerCache>) -> Result<Array> {
         let args = &self.args;
-        let mut queries = split_heads(&self.q_proj.forward(x)?, args.n_heads)?;
-        let mut keys = split_heads(&self.k_proj.forward(x)?, args.n_kv_heads)?;
+        let (queries, keys) = (self.q_proj.forward(x)?, self.k_proj.forward(x)?);
         let values = split_heads(&self.v_proj.forward(x)?, args.n_kv_heads)?;
-        if let (Some(q_norm), Some(k_norm)) = (&self.q_norm, &self.k_norm) {
-            (queries, keys) = (q_norm.forward(&queries)?, k_norm.forward(&keys)?);
-        }
         let offset = cache.as_ref().map_or(0, |cache| cache.offset());
-        let queries = args.rope.forward(&queries, offset)?;
-        let keys = args.rope.forward(&keys, offset)?;
-        let output = attend(&queries, &keys, &values, cache, args.scale, mask)?;
-        self.o_proj.forward(&merge_heads(&output)?)
+        let queries = self.place(&queries, args.n_heads, self.q_norm.as_ref(), offset)?;
+        let keys = self.place(&keys, args.n_kv_heads, self.k_norm.as_ref(), offset)?;
+        let output = match &self.kernels {
+            Some(kernels) => attend_ours(kernels, &queries, &keys, &values, cache, args.scale, mask)?,
+            None => merge_heads(&attend(&queries, &keys, &values, cache, args.scale, mask)?)?,
+        };
+        self.o_proj.forward(&output)
+    }
+
+    /// Norms and rotates projected heads, `[B, L, heads * dim]` to `[B, heads, L, dim]`.
+    fn place(&self, x: &Array, heads: i32, norm: Option<&RmsNorm>, offset: i32) -> Result<Array> {
+        let rope = &self.args.rope;
+        if self.kernels.is_some() {
+            // Our norm and rotation take heads where they lie.
+            return match norm {
+                Some(norm) => rope.forward_tokens(&norm.forward(x)?, heads, offset),
+                None => rope.forward_tokens(x, heads, offset),
+            };
+        }
+        let x = split_heads(x, heads)?;
+        match norm {
+            Some(norm) => rope.forward(&norm.forward(&x)?, offset),
+            None => rope.forward(&x, offset),
+        }
     }
 }
 
@@ -127,6 +147,35 @@ fn attend(
             quantized_attention(queries, &keys, &values, scale, mask, cache.scheme())
         }
     }
+}
+
+/// As [`attend`], by our kernels, which read packed keys and values as they are. `[B, L, heads * dim]`.
+fn attend_ours(
+    kernels: &Kernels,
+    queries: &Array,
+    keys: &Array,
+    values: &Array,
+    cache: Option<&mut LayerCache>,
+    scale: f32,
+    mask: &Mask,
+) -> Result<Array> {
+    let args = cpu_ops::AttentionArgs { scale, mask, sinks: None };
+    let Some(cache) = cache else {
+        return kernels.attention(queries, KeysValues::Dense(keys, values), &args);
+    };
+    match cache.update_and_fetch(keys, values)? {
+        Attended::Dense(keys, values) => {
+            kernels.attention(queries, KeysValues::Dense(&keys, &values), &args)
+        }
+        Attended::Quantized { keys, values, cache } => {
+            let packed = KeysValues::Packed(heads_of(&keys), heads_of(&values), cache.scheme());
+            kernels.attention(queries, packed, &args)
+        }
+    }
+}
+
+fn heads_of(packed: &Packed) -> PackedHeads<'_> {
+    PackedHeads { weight: &packed.weight, scales: &packed.scales, biases: &packed.biases }
 }
 
 /// `quantized_scaled_dot_product_attention` of base.py, operation for operation.

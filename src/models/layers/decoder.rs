@@ -16,10 +16,10 @@ pub trait Block {
 
 /// `h = x + attention(norm(x)); h + mlp(norm(h))`.
 pub struct PreNormBlock {
-    self_attn: Attention,
-    mlp: GatedMlp,
-    input_layernorm: RmsNorm,
-    post_attention_layernorm: RmsNorm,
+    pub(crate) self_attn: Attention,
+    pub(crate) mlp: GatedMlp,
+    pub(crate) input_layernorm: RmsNorm,
+    pub(crate) post_attention_layernorm: RmsNorm,
 }
 
 impl PreNormBlock {
@@ -44,8 +44,8 @@ impl PreNormBlock {
 impl Block for PreNormBlock {
     fn forward(&self, x: &Array, mask: &Mask, cache: Option<&mut LayerCache>) -> Result<Array> {
         let r = self.self_attn.forward(&self.input_layernorm.forward(x)?, mask, cache)?;
-        let h = x.add(&r)?;
-        let r = self.mlp.forward(&self.post_attention_layernorm.forward(&h)?)?;
+        let (h, normed) = self.post_attention_layernorm.forward_sum(x, &r)?;
+        let r = self.mlp.forward(&normed)?;
         h.add(&r)
     }
 }

@@ -1,17 +1,16 @@
 //! Linear and embedding layers, dense or quantized.
 
-use std::sync::Arc;
-
 use crate::checkpoint::QuantParams;
-use crate::mlx::cpu_ops::{self, LinearKernel};
+use crate::mlx::cpu_ops::{self, Kernels, MatrixKind};
 use crate::mlx::{Array, Result, dequantize, quantized_matmul};
 
 /// A weight matrix `[out, in]`, and what multiplies it.
 #[derive(Clone, Debug)]
 pub struct Weight {
     stored: Stored,
+    kind: MatrixKind,
     /// Our own product, where it is used.
-    kernel: Option<Arc<LinearKernel>>,
+    kernels: Option<Kernels>,
 }
 
 /// A matrix as it lies in the checkpoint.
@@ -40,8 +39,9 @@ enum Stored {
 impl Weight {
     /// A matrix `[out, in]` in a floating-point type.
     pub fn dense(weight: Array) -> Result<Self> {
-        let kernel = cpu_ops::enabled().then(|| LinearKernel::new(None, weight.dim(0), weight.dim(1)));
-        Ok(Self { stored: Stored::Dense { transposed: weight.t()?, weight }, kernel })
+        let kind = MatrixKind::new(None, weight.dim(0), weight.dim(1));
+        let stored = Stored::Dense { transposed: weight.t()?, weight };
+        Ok(Self { stored, kind, kernels: cpu_ops::kernels() })
     }
 
     /// A packed matrix of `input` columns: words, scales and, in affine mode, biases.
@@ -52,14 +52,14 @@ impl Weight {
         params: QuantParams,
         input: i32,
     ) -> Self {
-        let kernel = cpu_ops::enabled().then(|| LinearKernel::new(Some(params), weight.dim(0), input));
-        Self { stored: Stored::Quantized { weight, scales, biases, params }, kernel }
+        let kind = MatrixKind::new(Some(params), weight.dim(0), input);
+        Self { stored: Stored::Quantized { weight, scales, biases, params }, kind, kernels: cpu_ops::kernels() }
     }
 
     /// `x @ weight.T + bias`.
     fn project(&self, x: &Array, bias: Option<&Array>) -> Result<Array> {
-        if let Some(kernel) = &self.kernel {
-            return kernel.apply(x, &self.arrays(), bias);
+        if let Some(kernels) = &self.kernels {
+            return kernels.linear(x, self.kind, &self.arrays(), bias);
         }
         match (&self.stored, bias) {
             (Stored::Dense { transposed, .. }, None) => x.matmul(transposed),
@@ -74,7 +74,12 @@ impl Weight {
         }
     }
 
-    /// The arrays it is made of.
+    /// Its shape and coding.
+    pub fn kind(&self) -> MatrixKind {
+        self.kind
+    }
+
+    /// The arrays it is made of: one, or packed words, scales and, in affine mode, biases.
     pub fn arrays(&self) -> Vec<&Array> {
         match &self.stored {
             Stored::Dense { weight, .. } => vec![weight],
@@ -102,6 +107,16 @@ impl Linear {
     pub fn forward(&self, x: &Array) -> Result<Array> {
         self.weight.project(x, self.bias.as_ref())
     }
+
+    /// The matrix.
+    pub fn weight(&self) -> &Weight {
+        &self.weight
+    }
+
+    /// What is added to each output.
+    pub fn bias(&self) -> Option<&Array> {
+        self.bias.as_ref()
+    }
 }
 
 /// Token ids to vectors, and back when the head is tied (`nn.Embedding`, `nn.QuantizedEmbedding`).
@@ -118,6 +133,9 @@ impl Embedding {
 
     /// `[B, L]` ids to `[B, L, dims]`.
     pub fn forward(&self, ids: &Array) -> Result<Array> {
+        if let Some(kernels) = &self.weight.kernels {
+            return kernels.embedding(ids, self.weight.kind, &self.weight.arrays());
+        }
         match &self.weight.stored {
             Stored::Dense { weight, .. } => weight.take(ids, 0),
             Stored::Quantized { weight, scales, biases, params } => {
@@ -130,5 +148,10 @@ impl Embedding {
     /// `[…, dims]` to `[…, vocab]`: the tied head.
     pub fn as_linear(&self, x: &Array) -> Result<Array> {
         self.weight.project(x, None)
+    }
+
+    /// The matrix.
+    pub fn weight(&self) -> &Weight {
+        &self.weight
     }
 }

@@ -1,6 +1,7 @@
 //! The gated feed-forward layer.
 
 use super::Linear;
+use crate::mlx::cpu_ops::{self, Activation, Kernels};
 use crate::mlx::{Array, Result};
 use crate::models::activations::{gelu_approx, swiglu};
 use crate::models::loader::{LoadError, Loader};
@@ -12,6 +13,16 @@ pub enum Gate {
     SwiGlu,
     /// `gelu_approx(gate) * up`; only the activation is compiled.
     GeGlu,
+}
+
+impl Gate {
+    /// The function that `gate` goes through.
+    pub fn activation(self) -> Activation {
+        match self {
+            Self::SwiGlu => Activation::Silu,
+            Self::GeGlu => Activation::GeluTanh,
+        }
+    }
 }
 
 /// The shape of a feed-forward layer.
@@ -29,10 +40,12 @@ pub struct GatedMlpArgs {
 
 /// `down_proj(activation(gate_proj(x)) * up_proj(x))`.
 pub struct GatedMlp {
-    gate_proj: Linear,
-    up_proj: Linear,
-    down_proj: Linear,
-    gate: Gate,
+    pub(crate) gate_proj: Linear,
+    pub(crate) up_proj: Linear,
+    pub(crate) down_proj: Linear,
+    pub(crate) gate: Gate,
+    /// Our own activation, where it is used.
+    kernels: Option<Kernels>,
 }
 
 impl GatedMlp {
@@ -44,15 +57,17 @@ impl GatedMlp {
             up_proj: loader.linear(&format!("{path}.up_proj"), dim, hidden_dim, bias)?,
             down_proj: loader.linear(&format!("{path}.down_proj"), hidden_dim, dim, bias)?,
             gate: args.gate,
+            kernels: cpu_ops::kernels(),
         })
     }
 
     /// `[…, hidden_size]` to the same.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         let (gate, up) = (self.gate_proj.forward(x)?, self.up_proj.forward(x)?);
-        let product = match self.gate {
-            Gate::SwiGlu => swiglu(&gate, &up)?,
-            Gate::GeGlu => gelu_approx(&gate)?.multiply(&up)?,
+        let product = match (&self.kernels, self.gate) {
+            (Some(kernels), gate_kind) => kernels.activate_gated(gate_kind.activation(), &gate, &up)?,
+            (None, Gate::SwiGlu) => swiglu(&gate, &up)?,
+            (None, Gate::GeGlu) => gelu_approx(&gate)?.multiply(&up)?,
         };
         self.down_proj.forward(&product)
     }

@@ -19,6 +19,8 @@ pub struct Rope {
     traditional: bool,
     /// Factor of the positions.
     scale: f32,
+    /// Factor of what is rotated.
+    magnitude: f32,
 }
 
 impl Rope {
@@ -32,13 +34,25 @@ impl Rope {
         }
         // In float64, so that long contexts lose no phase to rounding of the exponent.
         let frequency = |i: usize| f64::from(base).powf(-2.0 * i as f64 / dims as f64) as f32;
-        Ok(Self { frequencies: (0..dims / 2).map(frequency).collect(), traditional, scale })
+        let frequencies = (0..dims / 2).map(frequency).collect();
+        Ok(Self { frequencies, traditional, scale, magnitude: 1.0 })
     }
 
     /// Rotates pair `i` by `1 / periods[i]` a position: the `freqs` argument of `mlx.fast.rope`. Infinity leaves a
     /// pair as it is.
     pub fn from_periods(periods: &[f32], scale: f32, traditional: bool) -> Self {
-        Self { frequencies: periods.iter().map(|period| 1.0 / period).collect(), traditional, scale }
+        let frequencies = periods.iter().map(|period| 1.0 / period).collect();
+        Self { frequencies, traditional, scale, magnitude: 1.0 }
+    }
+
+    /// The same rotation, which also multiplies what it rotates.
+    pub fn with_magnitude(self, magnitude: f32) -> Self {
+        Self { magnitude, ..self }
+    }
+
+    /// The rotation back, by the negative angles and with the same magnitude: the transpose of this one as a matrix.
+    pub fn transposed(&self) -> Self {
+        Self { frequencies: self.frequencies.iter().map(|frequency| -frequency).collect(), ..self.clone() }
     }
 
     /// The elements of a head that are rotated.
@@ -158,12 +172,12 @@ impl Angles {
 
     #[inline(always)]
     pub(super) fn set<S: Simd>(&mut self, s: S, rope: &Rope, position: i32) {
-        let position = s.splat(position as f32 * rope.scale);
+        let (position, magnitude) = (s.splat(position as f32 * rope.scale), s.splat(rope.magnitude));
         let frequencies = rope.frequencies.chunks(LANES);
         for (from, (cos, sin)) in frequencies.zip(self.cos.iter_mut().zip(&mut self.sin)) {
             let (sine, cosine) = math::sin_cos(s, s.mul(position, simd::load_part(s, from)));
-            s.store(cos, cosine);
-            s.store(sin, sine);
+            s.store(cos, s.mul(cosine, magnitude));
+            s.store(sin, s.mul(sine, magnitude));
         }
     }
 }
@@ -254,6 +268,23 @@ mod tests {
         let pool = Pool::new(1).unwrap();
         super::rope(Isa::detect(), &pool, rope, &x, offsets, FloatsMut::F32(&mut out)).unwrap();
         out
+    }
+
+    #[test]
+    fn the_transpose_undoes_a_rotation_and_the_magnitude_counts_twice() {
+        let x = ramp(2 * 3 * 80);
+        for traditional in [false, true] {
+            let rope = Rope::from_base(64, 100.0, 0.5, traditional).unwrap();
+            let back = |rope: &Rope| {
+                let turned = rotated(rope, &x, [1, 2, 3, 80], Offsets::Same(5));
+                rotated(&rope.transposed(), &turned, [1, 2, 3, 80], Offsets::Same(5))
+            };
+            let expected: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
+            assert_near(&back(&rope), &expected, Type::F32, 1e-4);
+            let scaled = |i: usize, x: &f32| if i % 80 < 64 { 9.0 * f64::from(*x) } else { f64::from(*x) };
+            let expected: Vec<f64> = x.iter().enumerate().map(|(i, x)| scaled(i, x)).collect();
+            assert_near(&back(&rope.with_magnitude(3.0)), &expected, Type::F32, 1e-3);
+        }
     }
 
     /// Outputs of `mlx.fast.rope` 0.32.2.
