@@ -89,6 +89,8 @@ fn state(cache: &LayerCache) -> (&'static str, Vec<(String, Entry)>) {
             entries.extend(keyed.map(|(index, value)| ((index + 2).to_string(), Entry::Int(value))));
             ("QuantizedKVCache", entries)
         }
+        // `save` exports before it asks.
+        LayerCache::Stored(_) => ("KVCache", Vec::new()),
     }
 }
 
@@ -104,7 +106,11 @@ pub fn save(
     let mut arrays = Vec::new();
     let mut special = 0;
     for (layer, cache) in caches.iter().enumerate() {
-        let (class, entries) = state(cache);
+        let exported = match cache {
+            LayerCache::Stored(cache) => Some(cache.export()?),
+            _ => None,
+        };
+        let (class, entries) = state(exported.as_ref().unwrap_or(cache));
         header.insert(format!("1.{layer}"), class.to_owned());
         for (key, entry) in entries {
             let key = format!("{layer}.{key}");

@@ -18,6 +18,7 @@
 mod activation;
 mod attention;
 mod attention_operands;
+mod decoder;
 mod embedding;
 mod experts;
 mod linear;
@@ -32,6 +33,7 @@ use std::sync::Arc;
 
 pub use super::cpu::kernels::activation::Activation;
 pub use attention::{AttentionArgs, KeysValues, PackedHeads};
+pub use decoder::{KvShape, KvStore, KvType, DecoderPlan, DecoderRow, FusedDecoder, LayerPlan, NormPlan, ProjectionPlan};
 pub use matrix::MatrixKind;
 pub use precision::{AUTO, CpuPrecision, PrecisionError, in_prefill};
 pub use rope::Rotation;

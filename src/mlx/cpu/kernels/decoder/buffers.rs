@@ -92,7 +92,7 @@ impl Workspace {
         let (hidden, dim) = (decoder.hidden(), decoder.head_dim);
         let zeros = |width: usize| vec![0.0; rows * width];
         let place = || {
-            let angles = decoder.ropes.iter().map(|turn| Angles::new(turn.rope.dims() / 2));
+            let angles = decoder.ropes.iter().map(|rope| Angles::new(rope.dims() / 2));
             let row = vec![0.0; hidden.max(2 * dim)];
             Mutex::new(Place { row, angles: angles.collect(), ..Place::default() })
         };

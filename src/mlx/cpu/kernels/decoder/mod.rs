@@ -97,15 +97,6 @@ pub struct Layer<'a> {
     pub mlp: MlpBlock<'a>,
 }
 
-/// A rotation by position.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Turn {
-    /// Angles.
-    pub rope: Rope,
-    /// A factor on the turned features.
-    pub factor: Option<f32>,
-}
-
 /// A model.
 #[derive(Clone, Debug)]
 pub struct Decoder<'a> {
@@ -120,7 +111,7 @@ pub struct Decoder<'a> {
     /// Features of a head.
     pub head_dim: usize,
     /// The rotations that layers choose from.
-    pub ropes: Vec<Turn>,
+    pub ropes: Vec<Rope>,
     /// In order.
     pub layers: Vec<Layer<'a>>,
     /// After the last layer.
@@ -155,9 +146,9 @@ impl Decoder<'_> {
         }
         expect(OP, "the number of embedding tables", 1, self.embedding.experts())?;
         let (queries, keys) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
-        for turn in &self.ropes {
-            if turn.rope.dims() > self.head_dim {
-                return refuse("the rotated dimension", turn.rope.dims(), "no more than the head's");
+        for rope in &self.ropes {
+            if rope.dims() > self.head_dim {
+                return refuse("the rotated dimension", rope.dims(), "no more than the head's");
             }
         }
         for Layer { attention, mlp } in &self.layers {

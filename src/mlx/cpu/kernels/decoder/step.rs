@@ -14,12 +14,12 @@ use super::super::floats::Floats;
 use super::super::matmul::{Arranged, Arrangement, Part, Precision, RowList};
 use super::super::norm::rms_row;
 use super::super::pieces::Pieces;
-use super::super::rope::rotate;
+use super::super::rope::{Angles, Rope, rotate};
 use super::super::simd::{self, Kernel, LANES, Simd};
 use super::super::views::Heads;
 use super::buffers::{Place, Workspace, lock};
 use super::kv::{KvShape, KvStore, Set};
-use super::{AttentionBlock, Decoder, MOST_ROWS, Norm, OP, Projection, Turn};
+use super::{AttentionBlock, Decoder, MOST_ROWS, Norm, OP, Projection};
 
 /// Tasks of a phase for each thread: enough that a disturbed thread can leave some to the others.
 const SHARE: usize = 4;
@@ -586,7 +586,7 @@ impl<'a> Run<'a> {
                 self.values.piece(row * keys..(row + 1) * keys),
             )
         };
-        let turn = &decoder.ropes[layer.rope];
+        let rope = &decoder.ropes[layer.rope];
         let Some(angles) = place.angles.get_mut(layer.rope) else { return };
         let norms = layer.qk_norm.as_ref();
         let scratch = &mut place.row[..dim];
@@ -594,13 +594,13 @@ impl<'a> Run<'a> {
         let q_norm = norms.map(|(q, _)| q);
         simd::run(
             self.isa,
-            TurnHeads { turn, angles, norm: q_norm, scratch, position: position_number, heads: queries, dim },
+            TurnHeads { rope, angles, norm: q_norm, scratch, position: position_number, heads: queries, dim },
         );
         let scratch = &mut place.row[..dim];
         let k_norm = norms.map(|(_, k)| k);
         simd::run(
             self.isa,
-            TurnHeads { turn, angles, norm: k_norm, scratch, position: position_number, heads: keys, dim },
+            TurnHeads { rope, angles, norm: k_norm, scratch, position: position_number, heads: keys, dim },
         );
         let pairs = keys.chunks_exact_mut(dim).zip(values.chunks_exact_mut(dim));
         for (head, (key, value)) in pairs.enumerate() {
@@ -708,8 +708,8 @@ impl Kernel for AddRow<'_> {
 
 /// Norms and turns all heads of a row.
 struct TurnHeads<'a> {
-    turn: &'a Turn,
-    angles: &'a mut super::super::rope::Angles,
+    rope: &'a Rope,
+    angles: &'a mut Angles,
     norm: Option<&'a Norm>,
     scratch: &'a mut [f32],
     position: i32,
@@ -722,17 +722,14 @@ impl Kernel for TurnHeads<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Self { turn, angles, norm, scratch, position, heads, dim } = self;
-        angles.set(s, &turn.rope, position);
+        let Self { rope, angles, norm, scratch, position, heads, dim } = self;
+        angles.set(s, rope, position);
         for head in heads.chunks_exact_mut(dim) {
             match norm {
                 Some(norm) => rms_row(s, head, &norm.weight, norm.eps, scratch),
                 None => scratch.copy_from_slice(head),
             }
-            if let Some(factor) = turn.factor {
-                scratch[..turn.rope.dims()].iter_mut().for_each(|value| *value *= factor);
-            }
-            rotate(s, &turn.rope, angles, scratch, head);
+            rotate(s, rope, angles, scratch, head);
         }
     }
 }

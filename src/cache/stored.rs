@@ -1,0 +1,190 @@
+//! A cache in memory of our own, which steps of a fused decoder write: the growing cache (`KVCache`) or, with a window,
+//! the bounded one (`RotatingKVCache` without kept positions).
+//!
+//! Clones share the memory until one of them goes on; then it gets a copy of its own. Everything that is not a fused
+//! step sees arrays: [`StoredKvCache::export`].
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use half::f16;
+
+use super::{KvCache, LayerCache, RotatingKvCache, STEP};
+use crate::mlx::cpu_ops::{KvShape, KvStore, KvType};
+use crate::mlx::{Array, Error, Result};
+
+/// Keys and values of one layer and one sequence.
+#[derive(Clone, Debug)]
+pub struct StoredKvCache {
+    store: Arc<KvStore>,
+    /// Held by every clone that uses the store; steps in flight hold the store only.
+    owners: Rc<()>,
+    /// The result of the last step that writes to the store.
+    pending: Option<Array>,
+    /// Positions seen.
+    offset: i32,
+}
+
+impl StoredKvCache {
+    /// Whether a store of `shape` can stand for the cache.
+    pub(super) fn can_import(cache: &LayerCache, shape: KvShape) -> bool {
+        let fits = |buffers: Option<(&Array, &Array)>| {
+            buffers.is_none_or(|(keys, values)| {
+                [keys, values].iter().all(|array| {
+                    let dims = [array.dim(0), array.dim(1), array.dim(3)].map(|dim| dim as usize);
+                    dims == [1, shape.heads, shape.dim]
+                })
+            })
+        };
+        match (cache, shape.window) {
+            (LayerCache::Plain(cache), None) => fits(cache.buffers()),
+            (LayerCache::Rotating(cache), Some(window)) => {
+                cache.keep() == 0
+                    && usize::try_from(cache.max_size()) == Ok(window)
+                    && fits(cache.buffers())
+            }
+            (LayerCache::Stored(cache), _) => cache.store.shape() == shape,
+            _ => false,
+        }
+    }
+
+    /// Takes over what a cache of arrays holds; `None` unless [`can_import`](Self::can_import).
+    pub(super) fn import(cache: &LayerCache, shape: KvShape) -> Result<Option<Self>> {
+        if !Self::can_import(cache, shape) {
+            return Ok(None);
+        }
+        let (offset, content) = match (cache, shape.window) {
+            (LayerCache::Plain(cache), None) => {
+                let content = match cache.buffers() {
+                    Some((keys, values)) if cache.offset() > 0 => {
+                        Some((keys.slice(2, 0, cache.offset())?, values.slice(2, 0, cache.offset())?))
+                    }
+                    _ => None,
+                };
+                (cache.offset(), content)
+            }
+            (LayerCache::Rotating(cache), Some(_)) => (cache.offset(), cache.last_positions()?),
+            _ => return Ok(None),
+        };
+        let store = new_store(shape, offset)?;
+        if let Some((keys, values)) = content {
+            let count = keys.dim(2).min(values.dim(2)).min(offset);
+            let last = |array: &Array| array.slice(2, array.dim(2) - count, array.dim(2))?.to_f32_vec();
+            let (keys, values) = (last(&keys)?, last(&values)?);
+            // SAFETY: nobody else knows the store yet.
+            if !unsafe { store.write((offset - count) as usize, count as usize, &keys, &values) } {
+                return Err(Error::new("a cache's arrays do not fit its shape"));
+            }
+        }
+        Ok(Some(Self { store: Arc::new(store), owners: Rc::new(()), pending: None, offset }))
+    }
+
+    /// Positions seen so far.
+    pub fn offset(&self) -> i32 {
+        self.offset
+    }
+
+    /// Makes room for `added` positions and returns the store, which only the next step may write to.
+    pub(super) fn reserve(&mut self, added: i32) -> Result<Arc<KvStore>> {
+        let end = self.offset.checked_add(added).filter(|&end| end < i32::MAX - STEP);
+        let end = end.ok_or_else(|| Error::new("the sequence exceeds 2^31 positions"))?;
+        if Rc::strong_count(&self.owners) > 1 || !self.store.fits(end as usize) {
+            self.settle()?;
+            // A quarter more, so that growing costs little altogether.
+            let store = new_store(self.store.shape(), end.saturating_add(self.offset / 4))?;
+            // SAFETY: all steps that write are done; the new store is ours alone.
+            unsafe { store.copy_from(&self.store, self.held()) };
+            (self.store, self.owners) = (Arc::new(store), Rc::new(()));
+        }
+        Ok(self.store.clone())
+    }
+
+    /// Counts the positions of a step whose result is `pending`.
+    pub(super) fn advance(&mut self, added: i32, pending: &Array) {
+        self.offset = self.offset.saturating_add(added);
+        self.pending = Some(pending.clone());
+    }
+
+    /// What must be computed before the store holds all positions.
+    pub(super) fn pending(&self) -> Option<&Array> {
+        self.pending.as_ref()
+    }
+
+    fn settle(&self) -> Result<()> {
+        self.pending.as_ref().map_or(Ok(()), Array::eval)
+    }
+
+    /// Positions that may still be seen.
+    fn held(&self) -> std::ops::Range<usize> {
+        let end = self.offset.max(0) as usize;
+        end.saturating_sub(self.store.shape().window.unwrap_or(end))..end
+    }
+
+    fn window(&self) -> Option<i32> {
+        self.store.shape().window.and_then(|window| i32::try_from(window).ok())
+    }
+
+    /// Whether the last positions can be taken back.
+    pub(super) fn is_trimmable(&self) -> bool {
+        self.window().is_none_or(|window| self.offset < window)
+    }
+
+    pub(super) fn trim(&mut self, n: i32) -> i32 {
+        let n = n.min(self.offset);
+        self.offset -= n;
+        n
+    }
+
+    pub(super) fn nbytes(&self) -> usize {
+        self.store.bytes()
+    }
+
+    /// The same cache, empty, in its kind for arrays.
+    pub(super) fn without_content(&self) -> LayerCache {
+        match self.window() {
+            None => LayerCache::Plain(KvCache::default()),
+            Some(window) => LayerCache::Rotating(RotatingKvCache::new(window, 0)),
+        }
+    }
+
+    /// The same cache over arrays; waits for steps in flight.
+    ///
+    /// # Errors
+    /// When a step failed.
+    pub fn export(&self) -> Result<LayerCache> {
+        self.settle()?;
+        let positions = self.held();
+        if positions.is_empty() {
+            return Ok(self.without_content());
+        }
+        let shape = self.store.shape();
+        let dims = [1, shape.heads as i32, positions.len() as i32, shape.dim as i32];
+        // SAFETY: no step is in flight.
+        let (keys, values) = unsafe { self.store.read(positions.clone()) };
+        let array = |bytes: &[u8]| match shape.kind {
+            KvType::F16 => {
+                let numbers = bytes.as_chunks().0.iter().map(|&pair| f16::from_ne_bytes(pair));
+                Array::from_slice(&numbers.collect::<Vec<_>>(), &dims)
+            }
+            KvType::F32 => {
+                let numbers = bytes.as_chunks().0.iter().map(|&four| f32::from_ne_bytes(four));
+                Array::from_slice(&numbers.collect::<Vec<_>>(), &dims)
+            }
+        };
+        let (keys, values) = (array(&keys)?, array(&values)?);
+        Ok(match self.window() {
+            None => LayerCache::Plain(KvCache::from_state(keys, values, self.offset)),
+            Some(window) => {
+                let count = positions.len() as i32;
+                let cache = RotatingKvCache::from_state(keys, values, self.offset, 0, window, count);
+                LayerCache::Rotating(cache)
+            }
+        })
+    }
+}
+
+fn new_store(shape: KvShape, positions: i32) -> Result<KvStore> {
+    let step = STEP as usize;
+    let positions = (positions.max(1) as usize).next_multiple_of(step);
+    KvStore::new(shape, positions).map_err(|error| Error::new(error.to_string()))
+}
