@@ -10,6 +10,8 @@
 mod buffers;
 mod kv;
 mod step;
+#[cfg(test)]
+mod tests;
 
 
 
