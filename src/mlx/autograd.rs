@@ -47,12 +47,8 @@ impl ValueAndGrad {
             let (status, values, gradients) = unsafe {
                 let mut values = ffi::mlx_vector_array_new();
                 let mut gradients = ffi::mlx_vector_array_new();
-                let status = ffi::mlx_closure_value_and_grad_apply(
-                    &mut values,
-                    &mut gradients,
-                    self.closure,
-                    vector,
-                );
+                let status =
+                    ffi::mlx_closure_value_and_grad_apply(&mut values, &mut gradients, self.closure, vector);
                 (status, take_vector(values), take_vector(gradients))
             };
             checked(status)?;
@@ -116,7 +112,7 @@ mod tests {
         let function = |x: &[Array]| Ok(vec![x[0].square()?, x[0].multiply_scalar(3.0)?]);
         let x = Array::from_slice(&[2.0f32, 5.0], &[2]).unwrap();
         let ones = Array::from_slice(&[1.0f32, 1.0], &[2]).unwrap();
-        let (_, gradients) = vjp(function, &[x.clone()], &[ones.clone(), ones.clone()]).unwrap();
+        let (_, gradients) = vjp(function, std::slice::from_ref(&x), &[ones.clone(), ones.clone()]).unwrap();
         assert_eq!(gradients[0].to_vec::<f32>().unwrap(), [7.0, 13.0]);
         assert!(vjp(function, &[x], &[ones]).is_err());
     }

@@ -147,8 +147,9 @@ impl Rope {
             Kind::Frequencies { freqs, input_scale } => {
                 Rotation::from_freqs(freqs, input_scale.unwrap_or(1.0), self.traditional)
             }
-            Kind::Dynamic { .. } => {
-                Rotation::from_base(self.dims, self.dynamic_base(length), 1.0, self.traditional)
+            Kind::Dynamic { base, factor, max_positions } => {
+                let base = self.dynamic_base(length, *base, *factor, *max_positions);
+                Rotation::from_base(self.dims, base, 1.0, self.traditional)
             }
         }
     }
@@ -168,20 +169,6 @@ impl Rope {
         ours.rotation.as_ref().map_or_else(|| self.rotation(length), |rotation| Ok(rotation.clone()))
     }
 
-    /// The base for a sequence of `length` positions (`DynamicNTKScalingRoPE`).
-    fn dynamic_base(&self, length: i32) -> f32 {
-        match self.kind {
-            Kind::Dynamic { base, factor, max_positions } => {
-                let length = f64::from(length).max(max_positions);
-                let dims = f64::from(self.dims);
-                let growth = (factor * length / max_positions) - (factor - 1.0);
-                (base * growth.powf(dims / (dims - 2.0))) as f32
-            }
-            Kind::Base { base, .. } => base,
-            Kind::Frequencies { .. } => 1.0,
-        }
-    }
-
     /// Rotates `x`, `[B, heads, L, head_dim]`, whose first position is `offset`.
     pub fn forward(&self, x: &Array, offset: i32) -> Result<Array> {
         if let Some(ours) = &self.ours {
@@ -194,11 +181,19 @@ impl Rope {
                 None => self.rotate(x, None, 1.0, offset, Some(freqs)),
                 Some(factor) => self.rotate(&self.scale_rotated(x, *factor)?, None, 1.0, offset, Some(freqs)),
             },
-            Kind::Dynamic { .. } => {
-                let base = self.dynamic_base(x.dim(-2).saturating_add(offset));
+            Kind::Dynamic { base, factor, max_positions } => {
+                let length = x.dim(-2).saturating_add(offset);
+                let base = self.dynamic_base(length, *base, *factor, *max_positions);
                 self.rotate(x, Some(base), 1.0, offset, None)
             }
         }
+    }
+
+    /// The base for a sequence of `length` positions (`DynamicNTKScalingRoPE`).
+    fn dynamic_base(&self, length: i32, base: f64, factor: f64, max_positions: f64) -> f32 {
+        let (length, dims) = (f64::from(length).max(max_positions), f64::from(self.dims));
+        let growth = (factor * length / max_positions) - (factor - 1.0);
+        (base * growth.powf(dims / (dims - 2.0))) as f32
     }
 
     fn rotate(

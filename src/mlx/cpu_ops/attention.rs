@@ -54,12 +54,7 @@ impl Kernels {
     ///
     /// # Errors
     /// Shapes or types that do not fit together.
-    pub fn attention(
-        &self,
-        queries: &Array,
-        keys_values: KeysValues,
-        args: &AttentionArgs,
-    ) -> Result<Array> {
+    pub fn attention(&self, queries: &Array, keys_values: KeysValues, args: &AttentionArgs) -> Result<Array> {
         const OP: &str = "attention";
         let &[batch, heads, length, _] = queries.shape() else {
             return refuse(OP, format!("queries {queries:?} are not [B, heads, L, dim]"));

@@ -47,7 +47,9 @@ impl Kernel for Embedding {
         let rows: Vec<Array> =
             inputs[1..].iter().map(|array| array.take(&inputs[0], 0)).collect::<Result<_>>()?;
         Ok(vec![match (self.kind.params, rows.as_slice()) {
-            (Some(params), [words, scales, biases @ ..]) => dequantize(words, scales, biases.first(), params)?,
+            (Some(params), [words, scales, biases @ ..]) => {
+                dequantize(words, scales, biases.first(), params)?
+            }
             _ => rows[0].clone(),
         }])
     }

@@ -31,7 +31,9 @@ impl Kernels {
         kind.check(OP, weight)?;
         let Some(experts) = kind.experts else { return refuse(OP, "one matrix needs `linear`") };
         let (tokens, chosen) = match indices.shape().split_last() {
-            Some((&chosen, tokens)) if matches!(indices.dtype(), Dtype::Uint32 | Dtype::Int32) => (tokens, chosen),
+            Some((&chosen, tokens)) if matches!(indices.dtype(), Dtype::Uint32 | Dtype::Int32) => {
+                (tokens, chosen)
+            }
             _ => return refuse(OP, format!("{indices:?} names no experts")),
         };
         let shared = x.shape().split_last() == Some((&(kind.columns as i32), tokens));

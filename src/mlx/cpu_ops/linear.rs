@@ -107,7 +107,13 @@ impl Kernel for Linear {
 
 impl Kernels {
     /// `dy @ weight`, exact: `[…, rows]` to `[…, columns]`.
-    fn linear_backward(&self, dy: &Array, kind: MatrixKind, weight: &[&Array], dtype: Dtype) -> Result<Array> {
+    fn linear_backward(
+        &self,
+        dy: &Array,
+        kind: MatrixKind,
+        weight: &[&Array],
+        dtype: Dtype,
+    ) -> Result<Array> {
         let inputs: Vec<&Array> = [dy].into_iter().chain(weight.iter().copied()).collect();
         let node = Backward { kernels: self.clone(), kind };
         custom(c"linear_backward", Arc::new(node), &inputs, &with_last(dy, kind.columns), dtype)

@@ -28,6 +28,9 @@ mod operands;
 mod precision;
 mod rope;
 
+#[cfg(test)]
+mod tests;
+
 use std::cell::RefCell;
 use std::sync::Arc;
 

@@ -62,8 +62,7 @@ impl Kernels {
         }
         let types = [x].into_iter().chain(weight).chain(bias).map(Array::dtype);
         let inputs: Vec<&Array> = [x].into_iter().chain(weight).chain(bias).collect();
-        let node =
-            LayerNorm { kernels: self.clone(), weight: weight.is_some(), bias: bias.is_some(), eps };
+        let node = LayerNorm { kernels: self.clone(), weight: weight.is_some(), bias: bias.is_some(), eps };
         custom(c"layer_norm", Arc::new(node), &inputs, x.shape(), promoted(types))
     }
 }

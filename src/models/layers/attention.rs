@@ -164,9 +164,7 @@ fn attend_ours(
         return kernels.attention(queries, KeysValues::Dense(keys, values), &args);
     };
     match cache.update_and_fetch(keys, values)? {
-        Attended::Dense(keys, values) => {
-            kernels.attention(queries, KeysValues::Dense(&keys, &values), &args)
-        }
+        Attended::Dense(keys, values) => kernels.attention(queries, KeysValues::Dense(&keys, &values), &args),
         Attended::Quantized { keys, values, cache } => {
             let packed = KeysValues::Packed(heads_of(&keys), heads_of(&values), cache.scheme());
             kernels.attention(queries, packed, &args)

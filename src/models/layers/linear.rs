@@ -53,7 +53,11 @@ impl Weight {
         input: i32,
     ) -> Self {
         let kind = MatrixKind::new(Some(params), weight.dim(0), input);
-        Self { stored: Stored::Quantized { weight, scales, biases, params }, kind, kernels: cpu_ops::kernels() }
+        Self {
+            stored: Stored::Quantized { weight, scales, biases, params },
+            kind,
+            kernels: cpu_ops::kernels(),
+        }
     }
 
     /// `x @ weight.T + bias`.
