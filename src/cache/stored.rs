@@ -39,9 +39,7 @@ impl StoredKvCache {
         match (cache, shape.window) {
             (LayerCache::Plain(cache), None) => fits(cache.buffers()),
             (LayerCache::Rotating(cache), Some(window)) => {
-                cache.keep() == 0
-                    && usize::try_from(cache.max_size()) == Ok(window)
-                    && fits(cache.buffers())
+                cache.keep() == 0 && usize::try_from(cache.max_size()) == Ok(window) && fits(cache.buffers())
             }
             (LayerCache::Stored(cache), _) => cache.store.shape() == shape,
             _ => false,

@@ -12,7 +12,8 @@ use std::cell::OnceCell;
 use super::layers::{Attention, GatedMlp, Linear, RmsNorm, Weight};
 use crate::cache::{LayerCache, LayerKind};
 use crate::mlx::cpu_ops::{
-    self, DecoderPlan, DecoderRow, FusedDecoder, Kernels, KvShape, KvType, LayerPlan, NormPlan, ProjectionPlan,
+    self, DecoderPlan, DecoderRow, FusedDecoder, Kernels, KvShape, KvType, LayerPlan, NormPlan,
+    ProjectionPlan,
 };
 use crate::mlx::{Array, Result};
 
@@ -113,11 +114,7 @@ impl Fused {
 
 fn weight(weight: &Weight) -> ProjectionPlan<'_> {
     let mut arrays = weight.arrays().into_iter();
-    ProjectionPlan {
-        kind: weight.kind(),
-        arrays: [arrays.next(), arrays.next(), arrays.next()],
-        bias: None,
-    }
+    ProjectionPlan { kind: weight.kind(), arrays: [arrays.next(), arrays.next(), arrays.next()], bias: None }
 }
 
 /// A linear layer as the kernels take it.

@@ -123,7 +123,10 @@ impl<'a> Loader<'a> {
             WeightTensors::Quantized { weight, scales, biases, params } => {
                 let (scales, biases) = if cpu_ops::enabled() {
                     // Our kernels read them in any type; a cast would take twice the memory and bandwidth.
-                    (Array::from_tensor(&scales)?, biases.map(|biases| Array::from_tensor(&biases)).transpose()?)
+                    (
+                        Array::from_tensor(&scales)?,
+                        biases.map(|biases| Array::from_tensor(&biases)).transpose()?,
+                    )
                 } else {
                     (self.cast(&scales)?, biases.map(|biases| self.cast(&biases)).transpose()?)
                 };

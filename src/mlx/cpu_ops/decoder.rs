@@ -324,7 +324,9 @@ impl Kernel for StepNode {
             }
             _ => ordered::<u32>(tokens, Dtype::Uint32)?.into_owned(),
         };
-        let FloatsMut::F32(out) = floats_mut(nth(outputs, 0)?)? else { return Err("expected float32".into()) };
+        let FloatsMut::F32(out) = floats_mut(nth(outputs, 0)?)? else {
+            return Err("expected float32".into());
+        };
         let (decoder, length) = (&self.model.decoder, self.length);
         let (isa, pool) = (self.kernels.isa(), self.kernels.pool());
         let width = out.len() / (self.rows.len() * length).max(1);
@@ -371,7 +373,9 @@ struct HeadNode {
 impl Kernel for HeadNode {
     fn run(&self, inputs: &[View], outputs: &[View]) -> Run<()> {
         let hidden = ordered::<f32>(nth(inputs, 0)?, Dtype::Float32)?;
-        let FloatsMut::F32(out) = floats_mut(nth(outputs, 0)?)? else { return Err("expected float32".into()) };
+        let FloatsMut::F32(out) = floats_mut(nth(outputs, 0)?)? else {
+            return Err("expected float32".into());
+        };
         let decoder = &self.model.decoder;
         let (isa, pool) = (self.kernels.isa(), self.kernels.pool());
         let rows = hidden.len() / decoder.hidden();

@@ -213,7 +213,8 @@ impl Step<'_> {
             let (k, v) = (start(keys), start(values));
             let whole = keys.shape[3].is_multiple_of(LANES) && values.shape[3].is_multiple_of(LANES);
             let few = self.tile.rows() < CONVERT_ROWS;
-            let view = |heads: &super::Heads<'_>| (heads.strides[2], heads.shape[3]);
+            // Many rows reuse a block long enough for the next to arrive.
+            let view = |heads: &super::Heads<'_>| (heads.strides[2], heads.shape[3], few);
             let (key_view, value_view) = (view(keys), view(values));
             match (keys.data, values.data) {
                 (Floats::F32(keys), Floats::F32(values)) if whole => {
@@ -234,8 +235,8 @@ impl Step<'_> {
         let (key_width, value_width) = (padded(a.queries.shape[3]), padded(a.values.shape()[3]));
         self.tiles(
             s,
-            rows_of(key_block, 0, (key_width, key_width)),
-            rows_of(value_block, 0, (value_width, value_width)),
+            rows_of(key_block, 0, (key_width, key_width, false)),
+            rows_of(value_block, 0, (value_width, value_width, false)),
         );
     }
 
@@ -341,8 +342,8 @@ impl<E: Element, const R: usize> Kernel for RowTile<'_, '_, E, R> {
 
 /// Rows from `start` on; the view is stride and width.
 #[inline(always)]
-fn rows_of<E>(data: &[E], start: usize, (stride, width): (usize, usize)) -> BlockRows<'_, E> {
-    BlockRows { data: &data[start..], stride, width }
+fn rows_of<E>(data: &[E], start: usize, (stride, width, streamed): (usize, usize, bool)) -> BlockRows<'_, E> {
+    BlockRows { data: &data[start..], stride, width, streamed }
 }
 
 /// Merges the blocks of one tile that [`Attend`] kept apart.

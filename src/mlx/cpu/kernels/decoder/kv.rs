@@ -226,7 +226,8 @@ impl KvStore {
     /// Nobody else uses the store meanwhile.
     pub unsafe fn write(&self, start: usize, count: usize, keys: &[f32], values: &[f32]) -> bool {
         let KvShape { heads, dim, kind, .. } = self.shape;
-        let fits = self.fits(start + count) && keys.len() == heads * count * dim && values.len() == keys.len();
+        let fits =
+            self.fits(start + count) && keys.len() == heads * count * dim && values.len() == keys.len();
         if !fits {
             return false;
         }

@@ -13,8 +13,6 @@ mod step;
 #[cfg(test)]
 mod tests;
 
-
-
 pub use buffers::Workspace;
 pub use kv::{KvShape, KvStore, KvType};
 pub use step::{Sequence, Step};

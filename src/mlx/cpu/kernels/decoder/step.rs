@@ -205,10 +205,7 @@ impl Cut {
     fn part(&self, outputs: usize, task: usize) -> (Range<usize>, Range<usize>) {
         let across = outputs.div_ceil(self.outputs_each);
         let (first_row, first) = (task / across * self.rows_each, task % across * self.outputs_each);
-        (
-            first_row..self.rows.min(first_row + self.rows_each),
-            first..outputs.min(first + self.outputs_each),
-        )
+        (first_row..self.rows.min(first_row + self.rows_each), first..outputs.min(first + self.outputs_each))
     }
 }
 
@@ -268,9 +265,8 @@ impl<'a> Run<'a> {
                 continue;
             };
             // SAFETY: only shapes are looked at.
-            let attention = unsafe {
-                attention(step.decoder, &layer.attention, store, &queries[..], first, sequence)?
-            };
+            let attention =
+                unsafe { attention(step.decoder, &layer.attention, store, &queries[..], first, sequence)? };
             let staged = Staged::new(&attention, pool.threads(), states);
             cuts.push((first, staged));
             first += sequence.length;

@@ -57,7 +57,8 @@ fn matrix(seed: u64, coding: Coding, rows: usize, columns: usize) -> Matrix<'sta
             let step = 0.5 / f32::from(1u16 << bits);
             let scales: Vec<f16> = noise(seed + 1, groups).iter().map(|x| f16::from_f32(x * step)).collect();
             let biases: Vec<f16> = noise(seed + 2, groups).iter().map(|x| f16::from_f32(x * 0.1)).collect();
-            let scales = Scales::Affine { scales: Floats::F16(leak(scales)), biases: Floats::F16(leak(biases)) };
+            let scales =
+                Scales::Affine { scales: Floats::F16(leak(scales)), biases: Floats::F16(leak(biases)) };
             let params = QuantParams { bits, group_size, mode: QuantMode::Affine };
             Matrix::packed(words(bits), scales, params, 1, rows, columns).unwrap()
         }
@@ -160,12 +161,7 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     /// Feeds tokens to sequences: logits, or hidden states.
-    fn step(
-        &self,
-        tokens: &[u32],
-        sequences: &[(usize, usize, &[Arc<KvStore>])],
-        logits: bool,
-    ) -> Vec<f32> {
+    fn step(&self, tokens: &[u32], sequences: &[(usize, usize, &[Arc<KvStore>])], logits: bool) -> Vec<f32> {
         let Self { decoder, isa, pool, precision } = *self;
         let mut workspace = Workspace::new(decoder, isa, pool, precision, tokens.len()).unwrap();
         let width = if logits { decoder.vocabulary() } else { decoder.hidden() };

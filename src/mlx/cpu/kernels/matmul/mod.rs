@@ -32,8 +32,8 @@ mod source;
 mod staged;
 
 pub(super) use matrix::Storage;
-pub(super) use staged::{Arranged, Arrangement, Operand, Part, RowList};
 pub use matrix::{Matrix, Scales};
+pub(super) use staged::{Arranged, Arrangement, Operand, Part, RowList};
 
 use super::super::{Isa, Level, Pool, PoolError};
 use super::floats::{Floats, FloatsMut};

@@ -30,6 +30,8 @@ const FUSED_ROWS: usize = 4;
 const STRIDE: usize = BLOCK_OUTPUTS + 4;
 /// How far ahead weights are asked for, at most; farther ones would push those in use out of the cache.
 const MOST_AHEAD: usize = 24 * 1024;
+/// How far ahead at least: what passes while memory answers.
+const LEAST_AHEAD: usize = 4096;
 /// Cache lines that the processor can wait for at once.
 const LINES: usize = 16;
 /// How far ahead in a long row, where the processor's own prefetching follows.
@@ -64,7 +66,7 @@ impl<'a, W> Dot<'a, W> {
     {
         let (outputs, inputs) = (matrix.rows, matrix.columns);
         let next_rows = FUSED_ROWS * source.bytes(inputs);
-        let ahead = if next_rows > MOST_AHEAD { ROW_AHEAD } else { next_rows };
+        let ahead = if next_rows > MOST_AHEAD { ROW_AHEAD } else { next_rows.max(LEAST_AHEAD) };
         let padded = inputs.next_multiple_of(BLOCK);
         Self { source, outputs, inputs, padded, ahead, x, output, plan, tasks }
     }

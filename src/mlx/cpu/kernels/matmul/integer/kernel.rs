@@ -10,7 +10,7 @@ use super::super::output::Output;
 use super::super::prepare::{Aligned, Scratch, widen};
 use super::super::schedule::{Plan, Task};
 use super::super::simd::{Avx512, Simd};
-use super::super::{Matmul, Matrix, MatmulError};
+use super::super::{Matmul, MatmulError, Matrix};
 use super::operand::{Mode, transpose};
 
 /// Outputs of a panel: two vectors.
@@ -229,16 +229,17 @@ impl<'a> Integer<'a> {
         plan: &'a Plan,
         tasks: &'a [Task],
     ) -> Result<Self, MatmulError> {
-    let Storage::Packed { words, scales: Scales::Affine { scales, biases }, quantization } = matrix.storage
-    else {
-        return Err(MatmulError::ScaleType);
-    };
-    let (scale_type, scales, biases): (_, *const u8, *const u8) = match (scales, biases) {
-        (Floats::F32(s), Floats::F32(b)) => (ScaleType::F32, s.as_ptr().cast(), b.as_ptr().cast()),
-        (Floats::F16(s), Floats::F16(b)) => (ScaleType::F16, s.as_ptr().cast(), b.as_ptr().cast()),
-        (Floats::Bf16(s), Floats::Bf16(b)) => (ScaleType::Bf16, s.as_ptr().cast(), b.as_ptr().cast()),
-        _ => return Err(MatmulError::ScaleType),
-    };
+        let Storage::Packed { words, scales: Scales::Affine { scales, biases }, quantization } =
+            matrix.storage
+        else {
+            return Err(MatmulError::ScaleType);
+        };
+        let (scale_type, scales, biases): (_, *const u8, *const u8) = match (scales, biases) {
+            (Floats::F32(s), Floats::F32(b)) => (ScaleType::F32, s.as_ptr().cast(), b.as_ptr().cast()),
+            (Floats::F16(s), Floats::F16(b)) => (ScaleType::F16, s.as_ptr().cast(), b.as_ptr().cast()),
+            (Floats::Bf16(s), Floats::Bf16(b)) => (ScaleType::Bf16, s.as_ptr().cast(), b.as_ptr().cast()),
+            _ => return Err(MatmulError::ScaleType),
+        };
         Ok(Self {
             words: words.as_ptr(),
             scales,
