@@ -98,6 +98,8 @@ impl Staged {
             let values = first * self.width..last * self.width;
             (partials.states.piece(first..last), partials.values.piece(values))
         };
+        // Blocks that no row sees are passed over, and the memory remembers other layers.
+        states.fill(State::EMPTY);
         attend(isa, attention, plan.tile(attention, unit), blocks, Target::Blocks { states, values, rows });
     }
 

@@ -29,7 +29,7 @@ enum Coding {
 
 const CODINGS: [Coding; 6] = [
     Coding::Affine(4, 32),
-    Coding::Affine(8, 64),
+    Coding::Affine(8, 32),
     Coding::Affine(6, 32),
     Coding::Float(QuantMode::Mxfp4, 4, 32),
     Coding::Float(QuantMode::Nvfp4, 4, 16),
