@@ -25,6 +25,7 @@ mod linear;
 mod matrix;
 mod norm;
 mod operands;
+mod pages;
 mod precision;
 mod rope;
 mod vocabulary;
