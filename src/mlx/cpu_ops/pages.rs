@@ -15,12 +15,13 @@ pub(super) fn advise(mut ranges: Vec<Range<usize>>) {
     const HUGEPAGE: i32 = 14;
     const COLLAPSE: i32 = 25;
     const SIZE: usize = 2 << 20;
+    const NEAR: usize = 128 << 10;
     ranges.sort_by_key(|range| range.start);
     let mut whole: Vec<Range<usize>> = Vec::new();
     for range in ranges {
-        // Only pages that lie in the weights as a whole, or between neighbours of the same allocation.
+        // Matrices are much smaller than a page; what lies in between is the allocator's.
         match whole.last_mut() {
-            Some(last) if range.start <= last.end.saturating_add(4096) => last.end = last.end.max(range.end),
+            Some(last) if range.start <= last.end.saturating_add(NEAR) => last.end = last.end.max(range.end),
             _ => whole.push(range),
         }
     }
