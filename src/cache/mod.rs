@@ -137,23 +137,23 @@ impl LayerCache {
     }
 
     /// Whether [`store`](Self::store) can move the content.
-    pub fn can_store(&self, shape: KvShape) -> bool {
-        StoredKvCache::can_import(self, shape)
+    pub fn can_store(&self, shape: KvShape, batch: i32) -> bool {
+        StoredKvCache::can_import(self, shape, batch)
     }
 
     /// Moves the content into memory that fused steps write, if this kind of cache can be there and its content has
     /// that shape. Returns whether it is there now.
-    pub fn store(&mut self, shape: KvShape) -> Result<bool> {
+    pub fn store(&mut self, shape: KvShape, batch: i32) -> Result<bool> {
         if !matches!(self, Self::Stored(_))
-            && let Some(stored) = StoredKvCache::import(self, shape)?
+            && let Some(stored) = StoredKvCache::import(self, shape, batch)?
         {
             *self = Self::Stored(stored);
         }
         Ok(matches!(self, Self::Stored(_)))
     }
 
-    /// Makes room for a fused step of `added` positions; `None` for a cache that is not stored.
-    pub fn reserve(&mut self, added: i32) -> Result<Option<Arc<KvStore>>> {
+    /// Makes room for a fused step of `added` positions, a store a sequence; `None` for a cache that is not stored.
+    pub fn reserve(&mut self, added: i32) -> Result<Option<Vec<Arc<KvStore>>>> {
         match self {
             Self::Stored(cache) => cache.reserve(added).map(Some),
             _ => Ok(None),

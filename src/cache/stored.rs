@@ -13,26 +13,28 @@ use super::{KvCache, LayerCache, RotatingKvCache, STEP};
 use crate::mlx::cpu_ops::{KvShape, KvStore, KvType};
 use crate::mlx::{Array, Error, Result};
 
-/// Keys and values of one layer and one sequence.
+/// Keys and values of one layer and a batch of sequences of one length.
 #[derive(Clone, Debug)]
 pub struct StoredKvCache {
-    store: Arc<KvStore>,
-    /// Held by every clone that uses the store; steps in flight hold the store only.
+    /// One a sequence, all of one shape.
+    stores: Vec<Arc<KvStore>>,
+    shape: KvShape,
+    /// Held by every clone that uses the stores; steps in flight hold the stores only.
     owners: Rc<()>,
-    /// The result of the last step that writes to the store.
+    /// The result of the last step that writes to the stores.
     pending: Option<Array>,
     /// Positions seen.
     offset: i32,
 }
 
 impl StoredKvCache {
-    /// Whether a store of `shape` can stand for the cache.
-    pub(super) fn can_import(cache: &LayerCache, shape: KvShape) -> bool {
+    /// Whether stores of `shape` can stand for the cache of a batch.
+    pub(super) fn can_import(cache: &LayerCache, shape: KvShape, batch: i32) -> bool {
         let fits = |buffers: Option<(&Array, &Array)>| {
             buffers.is_none_or(|(keys, values)| {
                 [keys, values].iter().all(|array| {
-                    let dims = [array.dim(0), array.dim(1), array.dim(3)].map(|dim| dim as usize);
-                    dims == [1, shape.heads, shape.dim]
+                    let dims = [array.dim(1), array.dim(3)].map(|dim| dim as usize);
+                    array.dim(0) == batch && dims == [shape.heads, shape.dim]
                 })
             })
         };
@@ -41,14 +43,16 @@ impl StoredKvCache {
             (LayerCache::Rotating(cache), Some(window)) => {
                 cache.keep() == 0 && usize::try_from(cache.max_size()) == Ok(window) && fits(cache.buffers())
             }
-            (LayerCache::Stored(cache), _) => cache.store.shape() == shape,
+            (LayerCache::Stored(cache), _) => {
+                cache.shape == shape && cache.stores.len() == usize::try_from(batch).unwrap_or(0)
+            }
             _ => false,
         }
     }
 
     /// Takes over what a cache of arrays holds; `None` unless [`can_import`](Self::can_import).
-    pub(super) fn import(cache: &LayerCache, shape: KvShape) -> Result<Option<Self>> {
-        if !Self::can_import(cache, shape) {
+    pub(super) fn import(cache: &LayerCache, shape: KvShape, batch: i32) -> Result<Option<Self>> {
+        if !Self::can_import(cache, shape, batch) {
             return Ok(None);
         }
         let (offset, content) = match (cache, shape.window) {
@@ -64,17 +68,24 @@ impl StoredKvCache {
             (LayerCache::Rotating(cache), Some(_)) => (cache.offset(), cache.last_positions()?),
             _ => return Ok(None),
         };
-        let store = new_store(shape, offset)?;
-        if let Some((keys, values)) = content {
-            let count = keys.dim(2).min(values.dim(2)).min(offset);
-            let last = |array: &Array| array.slice(2, array.dim(2) - count, array.dim(2))?.to_f32_vec();
-            let (keys, values) = (last(&keys)?, last(&values)?);
-            // SAFETY: nobody else knows the store yet.
-            if !unsafe { store.write((offset - count) as usize, count as usize, &keys, &values) } {
-                return Err(Error::new("a cache's arrays do not fit its shape"));
+        let mut stores = Vec::new();
+        for row in 0..batch {
+            let store = new_store(shape, offset)?;
+            if let Some((keys, values)) = &content {
+                let count = keys.dim(2).min(values.dim(2)).min(offset);
+                let last = |array: &Array| {
+                    let array = array.slice(0, row, row + 1)?;
+                    array.slice(2, array.dim(2) - count, array.dim(2))?.to_f32_vec()
+                };
+                let (keys, values) = (last(keys)?, last(values)?);
+                // SAFETY: nobody else knows the store yet.
+                if !unsafe { store.write((offset - count) as usize, count as usize, &keys, &values) } {
+                    return Err(Error::new("a cache's arrays do not fit its shape"));
+                }
             }
+            stores.push(Arc::new(store));
         }
-        Ok(Some(Self { store: Arc::new(store), owners: Rc::new(()), pending: None, offset }))
+        Ok(Some(Self { stores, shape, owners: Rc::new(()), pending: None, offset }))
     }
 
     /// Positions seen so far.
@@ -82,19 +93,24 @@ impl StoredKvCache {
         self.offset
     }
 
-    /// Makes room for `added` positions and returns the store, which only the next step may write to.
-    pub(super) fn reserve(&mut self, added: i32) -> Result<Arc<KvStore>> {
+    /// Makes room for `added` positions and returns the stores, which only the next step may write to.
+    pub(super) fn reserve(&mut self, added: i32) -> Result<Vec<Arc<KvStore>>> {
         let end = self.offset.checked_add(added).filter(|&end| end < i32::MAX - STEP);
         let end = end.ok_or_else(|| Error::new("the sequence exceeds 2^31 positions"))?;
-        if Rc::strong_count(&self.owners) > 1 || !self.store.fits(end as usize) {
+        let fits = self.stores.iter().all(|store| store.fits(end as usize));
+        if Rc::strong_count(&self.owners) > 1 || !fits {
             self.settle()?;
-            // A quarter more, so that growing costs little altogether.
-            let store = new_store(self.store.shape(), end.saturating_add(self.offset / 4))?;
-            // SAFETY: all steps that write are done; the new store is ours alone.
-            unsafe { store.copy_from(&self.store, self.held()) };
-            (self.store, self.owners) = (Arc::new(store), Rc::new(()));
+            let held = self.held();
+            for store in &mut self.stores {
+                // A quarter more, so that growing costs little altogether.
+                let larger = new_store(self.shape, end.saturating_add(self.offset / 4))?;
+                // SAFETY: all steps that write are done; the new store is ours alone.
+                unsafe { larger.copy_from(store, held.clone()) };
+                *store = Arc::new(larger);
+            }
+            self.owners = Rc::new(());
         }
-        Ok(self.store.clone())
+        Ok(self.stores.clone())
     }
 
     /// Counts the positions of a step whose result is `pending`.
@@ -103,7 +119,7 @@ impl StoredKvCache {
         self.pending = Some(pending.clone());
     }
 
-    /// What must be computed before the store holds all positions.
+    /// What must be computed before the stores hold all positions.
     pub(super) fn pending(&self) -> Option<&Array> {
         self.pending.as_ref()
     }
@@ -115,11 +131,11 @@ impl StoredKvCache {
     /// Positions that may still be seen.
     fn held(&self) -> std::ops::Range<usize> {
         let end = self.offset.max(0) as usize;
-        end.saturating_sub(self.store.shape().window.unwrap_or(end))..end
+        end.saturating_sub(self.shape.window.unwrap_or(end))..end
     }
 
     fn window(&self) -> Option<i32> {
-        self.store.shape().window.and_then(|window| i32::try_from(window).ok())
+        self.shape.window.and_then(|window| i32::try_from(window).ok())
     }
 
     /// Whether the last positions can be taken back.
@@ -134,7 +150,7 @@ impl StoredKvCache {
     }
 
     pub(super) fn nbytes(&self) -> usize {
-        self.store.bytes()
+        self.stores.iter().map(|store| store.bytes()).sum()
     }
 
     /// The same cache, empty, in its kind for arrays.
@@ -155,10 +171,15 @@ impl StoredKvCache {
         if positions.is_empty() {
             return Ok(self.without_content());
         }
-        let shape = self.store.shape();
-        let dims = [1, shape.heads as i32, positions.len() as i32, shape.dim as i32];
-        // SAFETY: no step is in flight.
-        let (keys, values) = unsafe { self.store.read(positions.clone()) };
+        let shape = self.shape;
+        let dims = [self.stores.len() as i32, shape.heads as i32, positions.len() as i32, shape.dim as i32];
+        let (mut keys, mut values) = (Vec::new(), Vec::new());
+        for store in &self.stores {
+            // SAFETY: no step is in flight.
+            let (row_keys, row_values) = unsafe { store.read(positions.clone()) };
+            keys.extend(row_keys);
+            values.extend(row_values);
+        }
         let array = |bytes: &[u8]| match shape.kind {
             KvType::F16 => {
                 let numbers = bytes.as_chunks().0.iter().map(|&pair| f16::from_ne_bytes(pair));

@@ -65,7 +65,7 @@ impl Default for Fused {
 }
 
 impl Fused {
-    /// Feeds ids `[1, L]` and returns logits `[1, L, vocabulary]`; `None`, with nothing changed that shows, if the
+    /// Feeds ids `[B, L]` and returns logits `[B, L, vocabulary]`; `None`, with nothing changed that shows, if the
     /// model or its caches do not fit.
     ///
     /// # Errors
@@ -87,26 +87,30 @@ impl Fused {
                 self.decoder.get_or_init(|| decoder)
             }
         };
-        let (Some(decoder), &[1, length]) = (decoder, inputs.shape()) else { return Ok(None) };
+        let (Some(decoder), &[batch, length]) = (decoder, inputs.shape()) else { return Ok(None) };
         let offset = caches.first().map_or(0, LayerCache::offset);
-        if length < 1 || caches.iter().any(|cache| cache.offset() != offset) {
+        if batch < 1 || length < 1 || caches.iter().any(|cache| cache.offset() != offset) {
             return Ok(None);
         }
         let shapes: Vec<_> = decoder.stores(KvType::F16).collect();
-        let fits = |(cache, shape): (&LayerCache, &KvShape)| cache.can_store(*shape);
+        let fits = |(cache, shape): (&LayerCache, &KvShape)| cache.can_store(*shape, batch);
         if caches.len() != shapes.len() || !caches.iter().zip(&shapes).all(fits) {
             return Ok(None);
         }
         for (cache, shape) in caches.iter_mut().zip(&shapes) {
-            cache.store(*shape)?;
+            cache.store(*shape, batch)?;
         }
         let stores = caches.iter_mut().filter_map(|cache| cache.reserve(length).transpose());
         let stores = stores.collect::<Result<Vec<_>>>()?;
         let position = offset.max(0) as usize;
+        let rows = (0..batch as usize).map(|row| DecoderRow {
+            position,
+            stores: stores.iter().filter_map(|layer| layer.get(row).cloned()).collect(),
+        });
         // The layers of a sequence wait for the same steps.
         let after: Vec<Array> = caches.first().into_iter().flat_map(LayerCache::arrays).cloned().collect();
         let after: Vec<&Array> = after.iter().collect();
-        let (logits, pending) = decoder.step(inputs, vec![DecoderRow { position, stores }], &after)?;
+        let (logits, pending) = decoder.step(inputs, rows.collect(), &after)?;
         caches.iter_mut().for_each(|cache| cache.advance(length, &pending));
         Ok(Some(logits))
     }
