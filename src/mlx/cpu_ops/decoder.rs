@@ -4,7 +4,6 @@
 //! each node also takes the result of the one before it as an input, which orders them; a node is never equal to
 //! another, so none is ever merged away; and it must stay out of compiled functions.
 
-use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::operands::{Run, floats_mut, floats_of, nth, ordered, text};
@@ -191,7 +190,6 @@ impl FusedDecoder {
             head: keeper.projection(&plan.head)?,
         };
         decoder.check().map_err(|error| Error::new(error.to_string()))?;
-        super::pages::advise(keeper.ranges);
         let model = Fused { decoder, small: Mutex::new(None), _arrays: keeper.arrays };
         Ok(Self { kernels: kernels.clone(), model: Arc::new(model) })
     }
@@ -250,8 +248,6 @@ impl FusedDecoder {
 #[derive(Default)]
 struct Keeper {
     arrays: Vec<Array>,
-    /// The addresses of their elements.
-    ranges: Vec<Range<usize>>,
 }
 
 impl Keeper {
@@ -262,8 +258,6 @@ impl Keeper {
         // SAFETY: evaluated; the handle moves to `arrays`, but what it stands for stays where it is and is neither
         // freed nor, being held, donated, while `arrays` lives, which is as long as the decoder.
         let view = unsafe { std::mem::transmute::<View<'_>, View<'static>>(View::of(&dense)) };
-        let start = view.as_ptr().addr();
-        self.ranges.push(start..start.saturating_add(dense.nbytes()));
         self.arrays.push(dense);
         Ok(view)
     }

@@ -25,7 +25,6 @@ mod linear;
 mod matrix;
 mod norm;
 mod operands;
-mod pages;
 mod precision;
 mod rope;
 mod vocabulary;
