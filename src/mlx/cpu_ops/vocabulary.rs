@@ -115,7 +115,7 @@ mod tests {
         let kernels = Kernels::new(Isa::detect(), 2, CpuPrecision::Exact).unwrap();
         let (rows, width) = (3, 20_011);
         let values: Vec<f32> = (0..rows * width).map(|i| ((i * 7919) % 10_007) as f32 / 1000.0).collect();
-        let x = Array::from_slice(&values, &[rows as i32, width as i32]).unwrap();
+        let x = Array::from_slice(&values, &[rows, width]).unwrap();
         let found = kernels.log_probabilities(&x).unwrap();
         let stock = x.subtract(&x.logsumexp(-1, true).unwrap()).unwrap();
         let (found, stock) = (found.to_f32_vec().unwrap(), stock.to_f32_vec().unwrap());
