@@ -15,7 +15,7 @@ use crate::mlx::cpu_ops::{
     self, DecoderPlan, DecoderRow, FusedDecoder, Kernels, KvShape, KvType, LayerPlan, NormPlan,
     ProjectionPlan,
 };
-use crate::mlx::{Array, Result};
+use crate::mlx::{Array, Dtype, Result};
 
 /// What a layer consists of:
 /// `h = x + post_attention_norm(attention(input_norm(x)))`, `h + post_mlp_norm(mlp(mlp_norm(h)))`.
@@ -54,7 +54,7 @@ pub struct DecoderDescription<'a> {
 #[derive(Debug)]
 pub struct Fused {
     kernels: Option<Kernels>,
-    decoder: OnceCell<Option<FusedDecoder>>,
+    decoder: OnceCell<Option<(FusedDecoder, KvType)>>,
 }
 
 impl Default for Fused {
@@ -80,19 +80,25 @@ impl Fused {
         let decoder = match self.decoder.get() {
             Some(decoder) => decoder,
             None => {
-                let decoder = match describe()?.as_ref().map(plan).transpose()?.flatten() {
-                    Some(plan) => Some(FusedDecoder::new(kernels, &plan)?),
+                let description = describe()?;
+                let decoder = match description.as_ref().map(plan).transpose()?.flatten() {
+                    // As wide as mlx-lm's caches, which have the model's type.
+                    Some(plan) => {
+                        let wide = plan.norm.weight.dtype() == Dtype::Float32;
+                        let kind = if wide { KvType::F32 } else { KvType::F16 };
+                        Some((FusedDecoder::new(kernels, &plan)?, kind))
+                    }
                     None => None,
                 };
                 self.decoder.get_or_init(|| decoder)
             }
         };
-        let (Some(decoder), &[batch, length]) = (decoder, inputs.shape()) else { return Ok(None) };
+        let (Some((decoder, kind)), &[batch, length]) = (decoder, inputs.shape()) else { return Ok(None) };
         let offset = caches.first().map_or(0, LayerCache::offset);
         if batch < 1 || length < 1 || caches.iter().any(|cache| cache.offset() != offset) {
             return Ok(None);
         }
-        let shapes: Vec<_> = decoder.stores(KvType::F16).collect();
+        let shapes: Vec<_> = decoder.stores(*kind).collect();
         let fits = |(cache, shape): (&LayerCache, &KvShape)| cache.can_store(*shape, batch);
         if caches.len() != shapes.len() || !caches.iter().zip(&shapes).all(fits) {
             return Ok(None);
