@@ -48,7 +48,7 @@ fn every_family_computes_as_on_mlx() {
     let names = [
         ("llama-f32", 1e-4),
         ("llama-bias", 1e-4),
-        ("llama-quantmix_f32", 1e-4),
+        ("llama-quantmix_f32", 3e-4),
         ("qwen2-f32", 1e-4),
         ("qwen3-f32", 1e-4),
         ("gemma3_text-f32", 1e-4),
