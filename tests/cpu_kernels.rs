@@ -82,7 +82,8 @@ fn every_family_computes_as_on_mlx() {
                 let ids = ids(1, length);
                 let found = ours.forward(&ids, Some(&mut cache.0)).unwrap();
                 let expected = stock.forward(&ids, Some(&mut cache.1)).unwrap();
-                assert_eq!((found.shape(), found.dtype()), (expected.shape(), expected.dtype()), "{name}");
+                // Fused decoders keep float32 to the end.
+                assert_eq!(found.shape(), expected.shape(), "{name}");
                 let difference = largest_difference(&found, &expected);
                 assert!(difference < tolerance, "{name}, {length} tokens: {difference}");
             }
@@ -140,17 +141,16 @@ fn batches_and_proposals_change_no_bit() {
         for name in ["llama-bf16", "llama-4bit", "gemma3_text-4bit", "qwen3-8bit"] {
             let model = model(name, Some(2), precision);
             let ids = ids(3, 12);
-            let together = model.forward(&ids, None).unwrap();
+            let together = model.forward(&ids, Some(&mut caches(&*model, None))).unwrap();
             let mut cache = caches(&*model, None);
             for row in 0..3 {
                 let own = ids.slice(0, row, row + 1).unwrap();
-                let alone = model.forward(&own, None).unwrap();
+                let alone = model.forward(&own, Some(&mut caches(&*model, None))).unwrap();
                 let of_batch = together.slice(0, row, row + 1).unwrap();
                 assert!(alone.to_bytes().unwrap() == of_batch.to_bytes().unwrap(), "{name}, {precision}");
             }
-            // The whole of row 0 at once, and token by token. A full ring holds keys in another order.
-            let rings = cache.iter().any(|cache| matches!(cache, LayerCache::Rotating(_)));
-            for position in (0..12).filter(|_| !rings) {
+            // The whole of row 0 at once, and token by token.
+            for position in 0..12 {
                 let token = ids.slice(0, 0, 1).unwrap().slice(1, position, position + 1).unwrap();
                 let alone = model.forward(&token, Some(&mut cache)).unwrap();
                 let proposed = together.slice(0, 0, 1).unwrap().slice(1, position, position + 1).unwrap();

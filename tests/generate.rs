@@ -131,7 +131,7 @@ fn a_cache_must_have_the_shape_and_type_that_the_model_makes() {
         assert!(prompt_cache::check(&filled("llama-f32", 9, quantization), &*llama).is_ok());
         let error = prompt_cache::check(&filled("llama-bf16", 9, quantization), &*llama).unwrap_err();
         let said = error.to_string();
-        assert!(said.contains("of Bfloat16 where this model has [1, 2, 256, "), "{said}");
+        assert!(said.contains("of bfloat16 where this model has [1, 2, 256, "), "{said}");
     }
     // Gemma's window, before and after it wraps.
     let gemma = model("gemma3_text-f32");

@@ -6,13 +6,18 @@
 mod plain;
 mod quantized;
 mod rotating;
+mod stored;
 
 pub use plain::KvCache;
 pub use quantized::{Packed, QuantizedKvCache};
 pub use rotating::RotatingKvCache;
+pub use stored::StoredKvCache;
 
+use std::sync::Arc;
+
+use crate::mlx::cpu_ops::{KvShape, KvStore};
 use crate::mlx::fast::Mask;
-use crate::mlx::{Array, Dtype, Result};
+use crate::mlx::{Array, Dtype, Error, Result};
 
 /// Positions a buffer grows by (`KVCache.step`).
 pub(crate) const STEP: i32 = 256;
@@ -53,6 +58,8 @@ pub enum LayerCache {
     Rotating(RotatingKvCache),
     /// Grows without bound, packed.
     Quantized(QuantizedKvCache),
+    /// One of the first two, in memory that fused steps write.
+    Stored(StoredKvCache),
 }
 
 impl LayerCache {
@@ -62,11 +69,15 @@ impl LayerCache {
             Self::Plain(cache) => cache.offset(),
             Self::Rotating(cache) => cache.offset(),
             Self::Quantized(cache) => cache.offset(),
+            Self::Stored(cache) => cache.offset(),
         }
     }
 
     /// Appends `[B, kv_heads, L, head_dim]` and returns what the new queries attend to.
     pub fn update_and_fetch(&mut self, keys: &Array, values: &Array) -> Result<Attended<'_>> {
+        if let Self::Stored(cache) = self {
+            *self = cache.export()?;
+        }
         match self {
             Self::Plain(cache) => cache.update_and_fetch(keys, values).map(|(k, v)| Attended::Dense(k, v)),
             Self::Rotating(cache) => cache.update_and_fetch(keys, values).map(|(k, v)| Attended::Dense(k, v)),
@@ -74,6 +85,7 @@ impl LayerCache {
                 let (keys, values) = cache.update_and_fetch(keys, values)?;
                 Ok(Attended::Quantized { keys, values, cache })
             }
+            Self::Stored(_) => Err(Error::new("a stored cache was not exported")),
         }
     }
 
@@ -83,6 +95,7 @@ impl LayerCache {
             Self::Plain(cache) => plain_mask(n, cache.offset(), window),
             Self::Quantized(cache) => plain_mask(n, cache.offset(), window),
             Self::Rotating(cache) => cache.make_mask(n, window),
+            Self::Stored(cache) => cache.export()?.make_mask(n, window),
         }
     }
 
@@ -92,6 +105,7 @@ impl LayerCache {
             Self::Plain(cache) => cache.arrays(),
             Self::Rotating(cache) => cache.arrays(),
             Self::Quantized(cache) => cache.arrays(),
+            Self::Stored(cache) => cache.pending().into_iter().collect(),
         }
     }
 
@@ -100,6 +114,7 @@ impl LayerCache {
         match self {
             Self::Plain(_) | Self::Quantized(_) => true,
             Self::Rotating(cache) => cache.is_trimmable(),
+            Self::Stored(cache) => cache.is_trimmable(),
         }
     }
 
@@ -109,12 +124,47 @@ impl LayerCache {
             Self::Plain(cache) => cache.trim(n),
             Self::Rotating(cache) => cache.trim(n),
             Self::Quantized(cache) => cache.trim(n),
+            Self::Stored(cache) => cache.trim(n),
         }
     }
 
     /// Bytes the buffers take.
     pub fn nbytes(&self) -> usize {
-        self.arrays().iter().map(|array| array.nbytes()).sum()
+        match self {
+            Self::Stored(cache) => cache.nbytes(),
+            _ => self.arrays().iter().map(|array| array.nbytes()).sum(),
+        }
+    }
+
+    /// Whether [`store`](Self::store) can move the content.
+    pub fn can_store(&self, shape: KvShape, batch: i32) -> bool {
+        StoredKvCache::can_import(self, shape, batch)
+    }
+
+    /// Moves the content into memory that fused steps write, if this kind of cache can be there and its content has
+    /// that shape. Returns whether it is there now.
+    pub fn store(&mut self, shape: KvShape, batch: i32) -> Result<bool> {
+        if !matches!(self, Self::Stored(_))
+            && let Some(stored) = StoredKvCache::import(self, shape, batch)?
+        {
+            *self = Self::Stored(stored);
+        }
+        Ok(matches!(self, Self::Stored(_)))
+    }
+
+    /// Makes room for a fused step of `added` positions, a store a sequence; `None` for a cache that is not stored.
+    pub fn reserve(&mut self, added: i32) -> Result<Option<Vec<Arc<KvStore>>>> {
+        match self {
+            Self::Stored(cache) => cache.reserve(added).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// Counts the positions of a fused step, whose result is `pending`.
+    pub fn advance(&mut self, added: i32, pending: &Array) {
+        if let Self::Stored(cache) = self {
+            cache.advance(added, pending);
+        }
     }
 }
 
@@ -136,6 +186,11 @@ pub fn make_prompt_cache(layers: &[LayerKind], max_kv_size: Option<i32>) -> Vec<
 /// A rotating cache cannot be packed (mlx-lm: "NYI"); callers refuse such models before generation starts.
 pub fn maybe_quantize(caches: &mut [LayerCache], bits: u8, group_size: u32, start: i32) -> Result<()> {
     for cache in caches {
+        if let LayerCache::Stored(stored) = cache
+            && stored.offset() >= start
+        {
+            *cache = stored.export()?;
+        }
         if let LayerCache::Plain(plain) = cache
             && plain.offset() >= start
         {

@@ -52,6 +52,12 @@ impl RotatingKvCache {
         self.buffers.as_ref().map(|(keys, values)| (keys, values))
     }
 
+    /// The last positions in temporal order, as many as are held.
+    pub(super) fn last_positions(&self) -> Result<Option<(Array, Array)>> {
+        let Some((keys, values)) = self.buffers() else { return Ok(None) };
+        Ok(Some((self.temporal_order(keys.clone())?, self.temporal_order(values.clone())?)))
+    }
+
     pub(super) fn arrays(&self) -> Vec<&Array> {
         self.buffers.iter().flat_map(|(keys, values)| [keys, values]).collect()
     }

@@ -100,6 +100,8 @@ fn state(cache: &LayerCache) -> (&'static str, Vec<(String, Entry)>) {
             entries.extend(keyed.map(|(index, value)| ((index + 2).to_string(), Entry::Int(value))));
             ("QuantizedKVCache", entries)
         }
+        // `save` exports before it asks.
+        LayerCache::Stored(_) => ("KVCache", Vec::new()),
     }
 }
 
@@ -115,7 +117,11 @@ pub fn save(
     let mut arrays = Vec::new();
     let mut special = 0;
     for (layer, cache) in caches.iter().enumerate() {
-        let (class, entries) = state(cache);
+        let exported = match cache {
+            LayerCache::Stored(cache) => Some(cache.export()?),
+            _ => None,
+        };
+        let (class, entries) = state(exported.as_ref().unwrap_or(cache));
         header.insert(format!("1.{layer}"), class.to_owned());
         for (key, entry) in entries {
             let key = format!("{layer}.{key}");
@@ -308,43 +314,79 @@ fn check_kind(cache: &LayerCache, kind: LayerKind) -> Result<(), String> {
     }
 }
 
-/// Checks every array of a cache against the keys and values of one that the model filled itself.
-fn check_arrays(cache: &LayerCache, own: &LayerCache) -> Result<(), String> {
-    let dense = |cache: &LayerCache| match cache {
+/// Keys or values as the model itself makes them.
+struct Own {
+    batch: i32,
+    heads: i32,
+    dim: i32,
+    /// `None` where the model keeps them in memory of ours in half precision, which takes any 16-bit type.
+    dtype: Option<Dtype>,
+}
+
+impl Own {
+    /// Of a cache that the model filled: the keys and the values.
+    fn of(cache: &LayerCache) -> Option<[Self; 2]> {
+        if let LayerCache::Stored(cache) = cache {
+            let [batch, heads, dim] = cache.layout();
+            let dtype = cache.is_wide().then_some(Dtype::Float32);
+            return Some([(); 2].map(|()| Self { batch, heads, dim, dtype }));
+        }
+        let of = |array: Array| Self {
+            batch: array.dim(0),
+            heads: array.dim(1),
+            dim: array.dim(3),
+            dtype: Some(array.dtype()),
+        };
+        Some(dense(cache)?.map(of))
+    }
+
+    /// Checks one array of `length` positions and `width` numbers each.
+    fn check(&self, array: &Array, length: i32, width: i32, dtype: Option<Dtype>) -> Result<(), String> {
+        let shape = [self.batch, self.heads, length, width];
+        let fits = match dtype {
+            Some(dtype) => array.dtype() == dtype,
+            None => matches!(array.dtype(), Dtype::Float16 | Dtype::Bfloat16),
+        };
+        if array.shape() == shape && fits {
+            return Ok(());
+        }
+        let (found, expected) =
+            (array.dtype().name(), dtype.map_or("16-bit floating-point numbers", Dtype::name));
+        Err(format!("holds {:?} of {found} where this model has {shape:?} of {expected}", array.shape()))
+    }
+}
+
+fn dense(cache: &LayerCache) -> Option<[Array; 2]> {
+    match cache {
         LayerCache::Plain(cache) => cache.buffers().map(|(keys, values)| [keys.clone(), values.clone()]),
         LayerCache::Rotating(cache) => cache.buffers().map(|(keys, values)| [keys.clone(), values.clone()]),
-        LayerCache::Quantized(_) => None,
-    };
+        LayerCache::Quantized(_) | LayerCache::Stored(_) => None,
+    }
+}
+
+/// Checks every array of a cache against the keys and values of one that the model filled itself.
+fn check_arrays(cache: &LayerCache, own: &LayerCache) -> Result<(), String> {
     let empty = || "holds no tokens".to_owned();
-    let own = dense(own).ok_or("keeps no keys and values in this model")?;
-    let mut expected = Vec::new();
+    let own = Own::of(own).ok_or("keeps no keys and values in this model")?;
     if let LayerCache::Quantized(cache) = cache {
         let (keys, values) = cache.buffers().ok_or_else(empty)?;
         let (bits, group_size) = (i32::from(cache.scheme().bits), cache.scheme().group_size as i32);
+        let length = keys.weight.dim(2);
         for (packed, own) in [keys, values].into_iter().zip(&own) {
-            expected.push((packed.weight.clone(), own, own.dim(3) * bits / 32, Dtype::Uint32));
-            expected.push((packed.scales.clone(), own, own.dim(3) / group_size, own.dtype()));
-            expected.push((packed.biases.clone(), own, own.dim(3) / group_size, own.dtype()));
+            own.check(&packed.weight, length, own.dim * bits / 32, Some(Dtype::Uint32))?;
+            own.check(&packed.scales, length, own.dim / group_size, own.dtype)?;
+            own.check(&packed.biases, length, own.dim / group_size, own.dtype)?;
         }
-    } else {
-        let arrays = dense(cache).ok_or_else(empty)?;
-        expected
-            .extend(arrays.into_iter().zip(&own).map(|(array, own)| (array, own, own.dim(3), own.dtype())));
+        return Ok(());
     }
-    let length = expected.first().map_or(0, |(array, ..)| array.dim(2));
-    for (array, own, width, dtype) in &expected {
-        let shape = [own.dim(0), own.dim(1), length, *width];
-        if array.shape() != shape || array.dtype() != *dtype {
-            return Err(format!(
-                "holds {:?} of {:?} where this model has {shape:?} of {dtype:?}",
-                array.shape(),
-                array.dtype()
-            ));
-        }
+    let arrays = dense(cache).ok_or_else(empty)?;
+    let length = arrays[0].dim(2);
+    for (array, own) in arrays.iter().zip(&own) {
+        own.check(array, length, own.dim, own.dtype)?;
     }
     match cache {
         LayerCache::Rotating(ring) => check_ring(ring, length),
-        LayerCache::Plain(_) | LayerCache::Quantized(_) => Ok(()),
+        _ => Ok(()),
     }
 }
 

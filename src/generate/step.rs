@@ -5,9 +5,9 @@
 //! grammar the next step waits for the current token, and its mask is computed while the device computes its logits.
 
 use crate::cache::{LayerCache, maybe_quantize};
-use crate::mlx::cpu_ops::{self, in_prefill};
+use crate::mlx::cpu_ops::{self, Kernels, in_prefill};
 use crate::mlx::random::RandomState;
-use crate::mlx::{self, Array, DeviceKind, memory};
+use crate::mlx::{self, Array, DeviceKind, Dtype, memory};
 use crate::models::Model;
 use crate::sampling::{LogitsProcessors, PenaltyParams, RangeError, Sampler, SamplingParams, mask};
 use crate::structured::grammar::{Grammar, GrammarError, Matcher};
@@ -146,6 +146,8 @@ pub struct TokenGenerator<'a> {
     prefill_step_size: usize,
     /// Prompt tokens not fed yet; empty once generation has begun.
     pending: Vec<u32>,
+    /// Ours, where the model's are.
+    kernels: Option<Kernels>,
     /// The step in flight: its token and log-probabilities.
     in_flight: Option<(Array, Array)>,
     generated: usize,
@@ -207,6 +209,7 @@ impl<'a> TokenGenerator<'a> {
             kv_quantization: options.kv_quantization,
             prefill_step_size: options.prefill_step_size,
             pending: prompt.to_vec(),
+            kernels: cpu_ops::kernels(),
             in_flight: None,
             generated: 0,
         })
@@ -303,7 +306,10 @@ impl<'a> TokenGenerator<'a> {
             logits = mask::keep_allowed(&logits, &matcher.mask()?)?;
         }
         self.quantize_caches()?;
-        let logprobs = logits.subtract(&logits.logsumexp_all(true)?)?;
+        let logprobs = match &self.kernels {
+            Some(kernels) if logits.dtype() == Dtype::Float32 => kernels.log_probabilities(&logits)?,
+            _ => logits.subtract(&logits.logsumexp_all(true)?)?,
+        };
         let token = self.sampler.sample(&logprobs, &mut self.rng)?;
         let logprobs = logprobs.squeeze(0)?;
         mlx::async_eval([&token, &logprobs])?;

@@ -36,6 +36,26 @@ pub struct View<'a> {
     pub dtype: Dtype,
 }
 
+impl<'a> View<'a> {
+    /// An evaluated array's memory.
+    ///
+    /// # Safety
+    /// The array is evaluated, and it lives and nobody writes to it while the view is used.
+    pub(super) unsafe fn of(array: &'a Array) -> Self {
+        // SAFETY: the handle is valid and the array evaluated; shape and strides are its own.
+        unsafe {
+            let ndim = ffi::mlx_array_ndim(array.raw);
+            let strides: &[i64] = match ndim {
+                0 => &[],
+                // Sizes and signed strides have the same layout.
+                _ => std::slice::from_raw_parts(ffi::mlx_array_strides(array.raw).cast(), ndim),
+            };
+            let data = ffi::mlx_array_data_uint8(array.raw).cast_mut().cast();
+            View { data, shape: array.shape(), strides, dtype: array.dtype() }
+        }
+    }
+}
+
 #[cfg(test)]
 impl<'a> View<'a> {
     /// A view of f32 values for tests, whose shape and strides must stay in the buffer that `data` points into.

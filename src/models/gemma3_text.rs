@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 
 use super::Model;
 use super::activations::clip_residual;
+use super::fused::{BlockDescription, Fused};
 use super::layers::{Attention, AttentionArgs, Block, Decoder, Gate, GatedMlp, GatedMlpArgs, Head, RmsNorm};
 use super::loader::{LoadError, Loader, NormKind, layer_count};
 use super::rope::{Rope, RopeArgs};
@@ -140,6 +141,17 @@ impl Block for TransformerBlock {
         let r = self.mlp.forward(&self.pre_feedforward_layernorm.forward(&h)?)?;
         clip_residual(&h, &self.post_feedforward_layernorm.forward(&r)?)
     }
+
+    fn describe(&self) -> Option<BlockDescription<'_>> {
+        Some(BlockDescription {
+            input_norm: &self.input_layernorm,
+            attention: &self.self_attn,
+            post_attention_norm: Some(&self.post_attention_layernorm),
+            mlp_norm: &self.pre_feedforward_layernorm,
+            mlp: &self.mlp,
+            post_mlp_norm: Some(&self.post_feedforward_layernorm),
+        })
+    }
 }
 
 /// Loads the family.
@@ -160,5 +172,6 @@ pub fn load(args: &ModelArgs, loader: &mut Loader) -> std::result::Result<Box<dy
         vocab_size: args.vocab_size,
         head_dim: args.head_dim,
         makes_own_cache: true,
+        fused: Fused::default(),
     }))
 }

@@ -6,7 +6,7 @@ use super::ConfigError;
 use super::layers::{Embedding, Linear, RmsNorm, Weight};
 use crate::checkpoint::{AuditError, CheckpointError, Config, Taken, Tensor, TensorSource, WeightTensors};
 use crate::lora::{Adapter, AdapterError};
-use crate::mlx::{self, Array, Dtype};
+use crate::mlx::{self, Array, Dtype, cpu_ops};
 
 /// Layers a config may name; more is a broken file, not a model.
 const MAX_LAYERS: usize = 4096;
@@ -134,7 +134,7 @@ impl<'a> Loader<'a> {
 
     /// An embedding of `count` vectors, quantized if the checkpoint's is.
     pub fn embedding(&mut self, path: &str, count: i32, dims: i32) -> Result<Embedding, LoadError> {
-        Ok(Embedding::new(self.weight(path, count, dims)?))
+        Ok(Embedding::new(self.weight(path, count, dims)?).with_dtype(self.compute_dtype))
     }
 
     /// A norm over `dims` features.
@@ -150,8 +150,13 @@ impl<'a> Loader<'a> {
         match self.tensors.take_weight(path, &sizes(&[output, input])?)? {
             WeightTensors::Dense(weight) => Ok(Weight::dense(self.cast(&weight)?)?),
             WeightTensors::Quantized { weight, scales, biases, params } => {
-                let biases = biases.map(|biases| self.cast(&biases)).transpose()?;
-                Ok(Weight::quantized(self.array(&weight)?, self.cast(&scales)?, biases, params, input))
+                let (scales, biases) = if cpu_ops::enabled() {
+                    // Our kernels read them in any type; a cast would take twice the memory and bandwidth.
+                    (self.array(&scales)?, biases.map(|biases| self.array(&biases)).transpose()?)
+                } else {
+                    (self.cast(&scales)?, biases.map(|biases| self.cast(&biases)).transpose()?)
+                };
+                Ok(Weight::quantized(self.array(&weight)?, scales, biases, params, input))
             }
         }
     }

@@ -4,6 +4,7 @@
 //! [`FAMILIES`], add its goldens.
 
 pub mod activations;
+pub mod fused;
 mod gemma3_text;
 pub mod layers;
 mod llama;

@@ -4,6 +4,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::Model;
+use super::fused::Fused;
 use super::layers::{AttentionArgs, Decoder, Gate, GatedMlpArgs, Head, PreNormBlock};
 use super::loader::{LoadError, Loader, NormKind, layer_count};
 use super::rope::{Rope, RopeArgs};
@@ -86,5 +87,6 @@ pub fn load(args: &ModelArgs, loader: &mut Loader) -> Result<Box<dyn Model>, Loa
         vocab_size: args.vocab_size,
         head_dim,
         makes_own_cache: false,
+        fused: Fused::default(),
     }))
 }

@@ -3,6 +3,7 @@
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use super::fused::Fused;
 use super::layers::{AttentionArgs, Decoder, Gate, GatedMlpArgs, Head, PreNormBlock};
 use super::loader::{LoadError, Loader, NormKind, layer_count};
 use super::rope::{Rope, RopeArgs};
@@ -81,5 +82,6 @@ pub fn load(args: &ModelArgs, loader: &mut Loader) -> Result<Box<dyn Model>, Loa
         vocab_size: args.vocab_size,
         head_dim: args.head_dim,
         makes_own_cache: false,
+        fused: Fused::default(),
     }))
 }

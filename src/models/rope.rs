@@ -152,6 +152,11 @@ impl Rope {
         Ok(rope)
     }
 
+    /// Whether the angles change with the length of the sequence.
+    pub fn depends_on_length(&self) -> bool {
+        matches!(self.kind, Kind::Dynamic { .. })
+    }
+
     /// The rotation of a sequence of `length` positions, as our kernels take it.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 
 use super::{Hlg, MinP, RangeError, Xtc, hlg, min_p, require, top_k, top_p, xtc};
 use crate::mlx::random::{RandomState, categorical, split};
-use crate::mlx::{Array, Compiled, Result};
+use crate::mlx::{Array, Compiled, Result, cpu_ops};
 
 /// How to choose among log-probabilities. The default is greedy.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -94,7 +94,12 @@ impl Sampler {
 
     /// Chooses from log-probabilities `[1, V]`; returns one `uint32`, shape `[1]`. Lazy, as every operation.
     pub fn sample(&self, logprobs: &Array, rng: &mut RandomState) -> Result<Array> {
-        let Some(draw) = &self.draw else { return logprobs.argmax(-1) };
+        let Some(draw) = &self.draw else {
+            return match cpu_ops::kernels() {
+                Some(kernels) => kernels.argmax(logprobs),
+                None => logprobs.argmax(-1),
+            };
+        };
         let mut logprobs = logprobs.clone();
         for filter in &self.filters {
             logprobs = match filter {

@@ -17,6 +17,20 @@ impl Kernels {
     /// # Errors
     /// Shapes and types that do not fit together; on evaluation, an id outside the table.
     pub fn embedding(&self, ids: &Array, kind: MatrixKind, weight: &[&Array]) -> Result<Array> {
+        self.embedding_as(ids, kind, weight, None)
+    }
+
+    /// As [`embedding`](Self::embedding), in a floating-point type of the caller's choice.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn embedding_as(
+        &self,
+        ids: &Array,
+        kind: MatrixKind,
+        weight: &[&Array],
+        dtype: Option<Dtype>,
+    ) -> Result<Array> {
         const OP: &str = "embedding";
         kind.check(OP, weight)?;
         if !matches!(ids.dtype(), Dtype::Uint32 | Dtype::Int32) || kind.experts.is_some() {
@@ -25,7 +39,7 @@ impl Kernels {
         let inputs: Vec<&Array> = [ids].into_iter().chain(weight.iter().copied()).collect();
         let shape: Vec<i32> = ids.shape().iter().copied().chain([kind.columns as i32]).collect();
         let node = Embedding { kernels: self.clone(), kind };
-        custom(c"embedding", Arc::new(node), &inputs, &shape, kind.dtype(weight))
+        custom(c"embedding", Arc::new(node), &inputs, &shape, dtype.unwrap_or_else(|| kind.dtype(weight)))
     }
 }
 

@@ -18,6 +18,7 @@
 mod activation;
 mod attention;
 mod attention_operands;
+mod decoder;
 mod embedding;
 mod experts;
 mod linear;
@@ -26,6 +27,7 @@ mod norm;
 mod operands;
 mod precision;
 mod rope;
+mod vocabulary;
 
 #[cfg(test)]
 mod tests;
@@ -35,6 +37,9 @@ use std::sync::Arc;
 
 pub use super::cpu::kernels::activation::Activation;
 pub use attention::{AttentionArgs, KeysValues, PackedHeads};
+pub use decoder::{
+    DecoderPlan, DecoderRow, FusedDecoder, KvShape, KvStore, KvType, LayerPlan, NormPlan, ProjectionPlan,
+};
 pub use matrix::MatrixKind;
 pub use precision::{AUTO, CpuPrecision, PrecisionError, in_prefill};
 pub use rope::Rotation;

@@ -6,12 +6,18 @@ use crate::cache::{LayerCache, LayerKind};
 use crate::mlx::fast::Mask;
 use crate::mlx::{Array, Result};
 use crate::models::Model;
+use crate::models::fused::{self, BlockDescription, DecoderDescription, Fused};
 use crate::models::loader::{LoadError, Loader, NormKind};
 
 /// One layer of a decoder.
 pub trait Block {
     /// `[B, L, hidden_size]` to the same.
     fn forward(&self, x: &Array, mask: &Mask, cache: Option<&mut LayerCache>) -> Result<Array>;
+
+    /// What it consists of, if that can be told: then decoders run it fused with its neighbours.
+    fn describe(&self) -> Option<BlockDescription<'_>> {
+        None
+    }
 }
 
 /// `h = x + attention(norm(x)); h + mlp(norm(h))`.
@@ -47,6 +53,17 @@ impl Block for PreNormBlock {
         let (h, normed) = self.post_attention_layernorm.forward_sum(x, &r)?;
         let r = self.mlp.forward(&normed)?;
         h.add(&r)
+    }
+
+    fn describe(&self) -> Option<BlockDescription<'_>> {
+        Some(BlockDescription {
+            input_norm: &self.input_layernorm,
+            attention: &self.self_attn,
+            post_attention_norm: None,
+            mlp_norm: &self.post_attention_layernorm,
+            mlp: &self.mlp,
+            post_mlp_norm: None,
+        })
     }
 }
 
@@ -96,10 +113,40 @@ pub struct Decoder<B> {
     pub head_dim: i32,
     /// Whether mlx-lm's file defines `make_cache`, which then ignores `max_kv_size`.
     pub makes_own_cache: bool,
+    /// All of it as one node, where that is possible.
+    pub fused: Fused,
+}
+
+impl<B: Block> Decoder<B> {
+    fn describe(&self) -> Result<Option<DecoderDescription<'_>>> {
+        let layers: Option<Vec<_>> = self.layers.iter().map(Block::describe).collect();
+        let Some(layers) = layers else { return Ok(None) };
+        let embedding_scale = match &self.embed_scale {
+            Some(scale) => scale.to_f32_vec()?.first().copied(),
+            None => None,
+        };
+        let embedding = self.embed_tokens.weight();
+        Ok(Some(DecoderDescription {
+            embedding,
+            embedding_scale,
+            layers,
+            kinds: &self.kinds,
+            norm: &self.norm,
+            head: match &self.head {
+                Head::Tied => fused::tied(embedding),
+                Head::Linear(lm_head) => fused::linear(lm_head),
+            },
+        }))
+    }
 }
 
 impl<B: Block> Model for Decoder<B> {
     fn forward(&self, inputs: &Array, mut cache: Option<&mut [LayerCache]>) -> Result<Array> {
+        if let Some(caches) = &mut cache
+            && let Some(logits) = self.fused.forward(inputs, caches, || self.describe())?
+        {
+            return Ok(logits);
+        }
         let mut h = self.embed_tokens.forward(inputs)?;
         if let Some(scale) = &self.embed_scale {
             h = h.multiply(&scale.astype(h.dtype())?)?;

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use crate::checkpoint::QuantParams;
 use crate::lora::LowRank;
 use crate::mlx::cpu_ops::{self, Kernels, MatrixKind};
-use crate::mlx::{Array, Result, dequantize, quantized_matmul};
+use crate::mlx::{Array, Dtype, Result, dequantize, quantized_matmul};
 
 /// A weight matrix `[out, in]`, and what multiplies it.
 #[derive(Clone, Debug)]
@@ -174,18 +174,26 @@ impl Linear {
 #[derive(Clone, Debug)]
 pub struct Embedding {
     weight: Weight,
+    /// What our kernels make of packed vectors; `None` for the type of their scales.
+    dtype: Option<Dtype>,
 }
 
 impl Embedding {
     /// A layer over loaded arrays.
     pub fn new(weight: Weight) -> Self {
-        Self { weight }
+        Self { weight, dtype: None }
+    }
+
+    /// Gives vectors of `dtype`, where our kernels unpack them.
+    #[must_use]
+    pub fn with_dtype(self, dtype: Option<Dtype>) -> Self {
+        Self { dtype, ..self }
     }
 
     /// `[B, L]` ids to `[B, L, dims]`.
     pub fn forward(&self, ids: &Array) -> Result<Array> {
         if let Some(kernels) = &self.weight.kernels {
-            return kernels.embedding(ids, self.weight.kind, &self.weight.arrays());
+            return kernels.embedding_as(ids, self.weight.kind, &self.weight.arrays(), self.dtype);
         }
         match &self.weight.stored {
             Stored::Dense { weight, .. } => weight.take(ids, 0),

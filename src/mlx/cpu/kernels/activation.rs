@@ -121,11 +121,11 @@ fn part<E>(data: &[E], start: usize, length: usize) -> &[E] {
 }
 
 /// One run of elements.
-struct Activate<'a, E> {
-    activation: Activation,
-    x: &'a [E],
-    up: Option<&'a [E]>,
-    out: &'a mut [E],
+pub(super) struct Activate<'a, E> {
+    pub activation: Activation,
+    pub x: &'a [E],
+    pub up: Option<&'a [E]>,
+    pub out: &'a mut [E],
 }
 
 impl<E: Element> Kernel for Activate<'_, E> {

@@ -52,7 +52,7 @@ pub fn embedding(
 }
 
 /// Rows that are converted on the way.
-fn open_rows<O: Element>(isa: Isa, table: &Matrix<'_>, indices: &[u32], out: &mut [O]) {
+pub(super) fn open_rows<O: Element>(isa: Isa, table: &Matrix<'_>, indices: &[u32], out: &mut [O]) {
     let width = table.columns;
     match &table.storage {
         Storage::Dense(values) => with_floats!(values, values => {

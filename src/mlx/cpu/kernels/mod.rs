@@ -7,6 +7,7 @@
 pub mod activation;
 mod affine;
 pub mod attention;
+pub mod decoder;
 pub mod embedding;
 pub mod error;
 pub mod floats;

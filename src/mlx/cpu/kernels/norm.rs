@@ -79,6 +79,13 @@ pub fn add_rms_norm(
     }
 }
 
+/// [`rms_norm`] of one row.
+#[inline(always)]
+pub(super) fn rms_row<S: Simd>(s: S, from: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let scaling = Scaling { weight: Some(Cow::Borrowed(weight)), bias: None, eps, centred: false };
+    normalize_row(s, from, &scaling, out);
+}
+
 /// What is done to a row besides dividing it by its size.
 struct Scaling<'a> {
     weight: Option<Cow<'a, [f32]>>,

@@ -20,6 +20,22 @@ impl<'a, T> Pieces<'a, T> {
         Self { base: whole.as_mut_ptr(), length: whole.len(), exclusive: PhantomData }
     }
 
+    /// A part to read. Panics when it reaches past the end.
+    ///
+    /// # Safety
+    /// No piece that overlaps may be alive at once.
+    pub(super) unsafe fn part(&self, range: Range<usize>) -> &[T] {
+        assert!(range.start <= range.end && range.end <= self.length, "part outside its slice");
+        // SAFETY: in bounds by the assertion, not written by the contract.
+        unsafe { std::slice::from_raw_parts(self.base.add(range.start), range.len()) }
+    }
+
+    /// Where an element lies. Panics when it is past the end.
+    pub(super) fn place(&self, index: usize) -> *mut T {
+        assert!(index < self.length, "place outside its slice");
+        self.base.wrapping_add(index)
+    }
+
     /// One piece. Panics when it reaches past the end.
     ///
     /// # Safety

@@ -184,7 +184,7 @@ impl Angles {
 
 /// One head at one position.
 #[inline(always)]
-fn rotate<S: Simd, E: Element>(s: S, rope: &Rope, angles: &mut Angles, from: &[E], to: &mut [E]) {
+pub(super) fn rotate<S: Simd, E: Element>(s: S, rope: &Rope, angles: &mut Angles, from: &[E], to: &mut [E]) {
     let pairs = rope.frequencies.len();
     let (rotated, copied) = from.split_at(2 * pairs);
     let (to_rotated, to_copied) = to.split_at_mut(2 * pairs);

@@ -50,6 +50,8 @@ pub struct Heads<'a> {
     pub(super) shape: [usize; 4],
     /// Of the first three dimensions.
     pub(super) strides: [usize; 3],
+    /// Position `p` lies where `p % ring` would; 0 for none.
+    pub(super) ring: usize,
 }
 
 impl<'a> Heads<'a> {
@@ -63,7 +65,25 @@ impl<'a> Heads<'a> {
             return Err(KernelError::Unsupported { op, what, found: strides[3], rule });
         }
         expect_reach("heads", "the buffer", shape, strides, data.len())?;
-        Ok(Self { data, shape, strides: [strides[0], strides[1], strides[2]] })
+        Ok(Self { data, shape, strides: [strides[0], strides[1], strides[2]], ring: 0 })
+    }
+
+    /// A view of one sequence in a ring of `ring` positions (a multiple of 64) a head: `[1, heads, ring, dim]`, row-major,
+    /// of which the last ones up to position `length` are of interest.
+    ///
+    /// # Errors
+    /// When the ring reaches past the end of `data` or its size is wrong.
+    pub(super) fn ring(
+        data: Floats<'a>,
+        [heads, length, dim]: [usize; 3],
+        ring: usize,
+    ) -> Result<Self, KernelError> {
+        if ring == 0 || !ring.is_multiple_of(64) {
+            let (op, what, rule) = ("heads", "the ring", "a multiple of 64");
+            return Err(KernelError::Unsupported { op, what, found: ring, rule });
+        }
+        let whole = Self::dense(data, [1, heads, ring, dim])?;
+        Ok(Self { shape: [1, heads, length, dim], ring, ..whole })
     }
 
     /// A row-major view without gaps.
@@ -81,7 +101,8 @@ impl<'a> Heads<'a> {
 
     /// Where the row of a position starts.
     pub(super) fn start(&self, batch: usize, head: usize, position: usize) -> usize {
-        batch * self.strides[0] + head * self.strides[1] + position * self.strides[2]
+        let slot = position.checked_rem(self.ring).unwrap_or(position);
+        batch * self.strides[0] + head * self.strides[1] + slot * self.strides[2]
     }
 }
 

@@ -32,12 +32,25 @@ pub(super) struct BlockRows<'a, E> {
     pub stride: usize,
     /// Elements of a row: a multiple of 16.
     pub width: usize,
+    /// Whether the rows come from memory, and those of the next block will be wanted.
+    pub streamed: bool,
 }
 
 impl<'a, E> BlockRows<'a, E> {
     #[inline(always)]
     fn row(&self, index: usize) -> &'a [[E; LANES]] {
         self.data[index * self.stride..][..self.width].as_chunks().0
+    }
+
+    /// Asks for the row that has this place in the next block.
+    #[inline(always)]
+    fn prefetch_next<S: Simd>(&self, s: S, row: &[[E; LANES]]) {
+        if self.streamed {
+            let ahead = BLOCK * self.stride * size_of::<E>();
+            for line in (0..self.width * size_of::<E>()).step_by(64) {
+                s.prefetch(row, ahead + line);
+            }
+        }
     }
 }
 
@@ -126,6 +139,9 @@ pub(super) fn scores<S: Simd, E: Element, const R: usize>(
                 &keys.row((at + 8).min(count - 1))[..vectors],
                 &keys.row((at + 12).min(count - 1))[..vectors],
             ];
+            for row in &rows {
+                keys.prefetch_next(s, row);
+            }
             if S::TILE_KEYS == 4 {
                 let sums = products(s, queries, rows, vectors);
                 for r in 0..R {
@@ -233,7 +249,11 @@ fn add_panel<S: Simd, E: Element, const R: usize, const C: usize>(
     }
     for (keys, shared) in [(start..low, false), (low..high, true), (high..end, false)] {
         for key in keys {
-            let row = &values.row(key)[first..first + C];
+            let row = values.row(key);
+            if first == 0 {
+                values.prefetch_next(s, row);
+            }
+            let row = &row[first..first + C];
             let mut value = [s.splat(0.0); C];
             for c in 0..C {
                 value[c] = E::load(s, &row[c]);

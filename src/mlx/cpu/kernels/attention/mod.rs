@@ -12,11 +12,14 @@ mod convert;
 mod output;
 mod plan;
 pub mod reference;
+mod staged;
 #[cfg(test)]
 mod tests;
 mod work;
 
 use std::ops::Range;
+
+pub(super) use staged::{PartialPieces, Partials, Staged};
 
 use super::super::{Isa, Pool};
 use super::affine;

@@ -40,14 +40,7 @@ pub(super) fn run(
     if plan.splits > 1 {
         return run_split(isa, pool, a, plan, &out);
     }
-    let whole = |unit: usize| {
-        let mut scratch = SCRATCH.take();
-        let tile = plan.tile(a, unit);
-        let kernel =
-            Attend { a, tile, blocks: 0..plan.blocks, scratch: &mut scratch, target: Target::Whole(&out) };
-        simd::run(isa, kernel);
-        SCRATCH.set(scratch);
-    };
+    let whole = |unit: usize| attend(isa, a, plan.tile(a, unit), 0..plan.blocks, Target::Whole(&out));
     if plan.serial {
         pool.run(1, &|_| (0..plan.units).for_each(&whole))?;
     } else {
@@ -81,10 +74,7 @@ fn run_split(
                 value_pieces.piece(first * rows * width..last * rows * width),
             )
         };
-        let mut scratch = SCRATCH.take();
-        let target = Target::Blocks { states, values, rows };
-        simd::run(isa, Attend { a, tile: plan.tile(a, unit), blocks, scratch: &mut scratch, target });
-        SCRATCH.set(scratch);
+        attend(isa, a, plan.tile(a, unit), blocks, Target::Blocks { states, values, rows });
     })?;
     let combine = |unit: usize| {
         let each = plan.blocks * rows;
@@ -100,8 +90,15 @@ fn run_split(
     Ok(())
 }
 
+/// Computes some blocks of a tile.
+pub(super) fn attend(isa: Isa, a: &Attention<'_>, tile: Tile, blocks: Range<usize>, target: Target<'_>) {
+    let mut scratch = SCRATCH.take();
+    simd::run(isa, Attend { a, tile, blocks, scratch: &mut scratch, target });
+    SCRATCH.set(scratch);
+}
+
 /// Where the results of [`Attend`] go.
-enum Target<'t> {
+pub(super) enum Target<'t> {
     /// Merged and written out.
     Whole(&'t Output<'t>),
     /// Kept apart for [`Combine`]: `[blocks, rows]`.
@@ -216,7 +213,8 @@ impl Step<'_> {
             let (k, v) = (start(keys), start(values));
             let whole = keys.shape[3].is_multiple_of(LANES) && values.shape[3].is_multiple_of(LANES);
             let few = self.tile.rows() < CONVERT_ROWS;
-            let view = |heads: &super::Heads<'_>| (heads.strides[2], heads.shape[3]);
+            // Many rows reuse a block long enough for the next to arrive.
+            let view = |heads: &super::Heads<'_>| (heads.strides[2], heads.shape[3], few);
             let (key_view, value_view) = (view(keys), view(values));
             match (keys.data, values.data) {
                 (Floats::F32(keys), Floats::F32(values)) if whole => {
@@ -237,8 +235,8 @@ impl Step<'_> {
         let (key_width, value_width) = (padded(a.queries.shape[3]), padded(a.values.shape()[3]));
         self.tiles(
             s,
-            rows_of(key_block, 0, (key_width, key_width)),
-            rows_of(value_block, 0, (value_width, value_width)),
+            rows_of(key_block, 0, (key_width, key_width, false)),
+            rows_of(value_block, 0, (value_width, value_width, false)),
         );
     }
 
@@ -344,19 +342,19 @@ impl<E: Element, const R: usize> Kernel for RowTile<'_, '_, E, R> {
 
 /// Rows from `start` on; the view is stride and width.
 #[inline(always)]
-fn rows_of<E>(data: &[E], start: usize, (stride, width): (usize, usize)) -> BlockRows<'_, E> {
-    BlockRows { data: &data[start..], stride, width }
+fn rows_of<E>(data: &[E], start: usize, (stride, width, streamed): (usize, usize, bool)) -> BlockRows<'_, E> {
+    BlockRows { data: &data[start..], stride, width, streamed }
 }
 
 /// Merges the blocks of one tile that [`Attend`] kept apart.
-struct Combine<'t> {
-    a: &'t Attention<'t>,
-    tile: Tile,
-    states: &'t [State],
-    values: &'t [f32],
+pub(super) struct Combine<'t> {
+    pub a: &'t Attention<'t>,
+    pub tile: Tile,
+    pub states: &'t [State],
+    pub values: &'t [f32],
     /// Rows between two blocks.
-    rows: usize,
-    out: &'t Output<'t>,
+    pub rows: usize,
+    pub out: &'t Output<'t>,
 }
 
 impl Kernel for Combine<'_> {

@@ -17,7 +17,7 @@ mod kernel;
 mod operand;
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use kernel::run;
+pub(super) use kernel::{BLOCK_ROWS, PANEL, Rounded, part, round_range, run};
 #[cfg(target_arch = "x86_64")]
 pub(super) use operand::{Int8, Int16};
 

@@ -100,6 +100,14 @@ impl<'a> Matrix<'a> {
         Ok(Self { storage: Storage::Packed { words, scales, quantization }, experts, rows, columns })
     }
 
+    /// How the weights are packed; `None` for dense ones.
+    pub fn quantization(&self) -> Option<QuantParams> {
+        match self.storage {
+            Storage::Packed { quantization, .. } => Some(quantization),
+            Storage::Dense(_) => None,
+        }
+    }
+
     /// How many matrices are stacked.
     pub fn experts(&self) -> usize {
         self.experts

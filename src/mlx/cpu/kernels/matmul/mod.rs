@@ -29,9 +29,11 @@ mod rows;
 mod schedule;
 mod simd;
 mod source;
+mod staged;
 
 pub(super) use matrix::Storage;
 pub use matrix::{Matrix, Scales};
+pub(super) use staged::{Arranged, Arrangement, Operand, Part, RowList};
 
 use super::super::{Isa, Level, Pool, PoolError};
 use super::floats::{Floats, FloatsMut};

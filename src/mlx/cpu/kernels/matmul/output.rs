@@ -43,6 +43,11 @@ impl<'a> Output<'a> {
         Self { base, columns, bias, bias_stride, exclusive: PhantomData }
     }
 
+    /// Results that go to a part of a larger array: output `first + i` of row `r` to `base[r * stride + first + i]`.
+    pub(super) fn at(base: *mut f32, stride: usize, bias: Option<Floats<'a>>) -> Self {
+        Self { base: Base::F32(base), columns: stride, bias, bias_stride: 0, exclusive: PhantomData }
+    }
+
     /// Adds the bias to `values`, which are outputs `first` and on of one row, and writes them.
     ///
     /// # Safety
@@ -62,7 +67,7 @@ impl<'a> Output<'a> {
         unsafe {
             match self.base {
                 Base::F32(base) => {
-                    std::ptr::copy_nonoverlapping(values.as_ptr(), base.add(offset), values.len());
+                    std::ptr::copy_nonoverlapping(values.as_ptr(), base.wrapping_add(offset), values.len());
                 }
                 Base::F16(base) => S::narrow_f16(values, base.add(offset)),
                 Base::Bf16(base) => S::narrow_bf16(values, base.add(offset)),

@@ -56,6 +56,43 @@ impl Drop for Scratch {
 /// Rows of x that are converted by one task.
 const CHUNK: usize = 16 * 1024;
 
+/// Writes a row as kernels want it: padded with zeros, and in [`Simd::NIBBLE_ORDER`] if they ask for it. `to` may be
+/// `from`.
+///
+/// # Safety
+/// The processor has the instructions of `S`; `from` holds `columns` values and `to` has room for `padded`, which is
+/// a multiple of [`BLOCK`] with `nibbles`.
+#[inline(always)]
+pub(super) unsafe fn arrange<S: Simd>(
+    from: *const f32,
+    columns: usize,
+    padded: usize,
+    nibbles: bool,
+    to: *mut f32,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if nibbles {
+            let whole = columns / BLOCK * BLOCK;
+            for start in (0..whole).step_by(BLOCK) {
+                S::arrange_nibbles(from.add(start), to.add(start));
+            }
+            if whole < columns {
+                let mut block = [0f32; BLOCK];
+                std::ptr::copy_nonoverlapping(from.add(whole), block.as_mut_ptr(), columns - whole);
+                S::arrange_nibbles(block.as_ptr(), to.add(whole));
+            }
+            return;
+        }
+        if !std::ptr::eq(from, to.cast_const()) {
+            std::ptr::copy_nonoverlapping(from, to, columns);
+        }
+        for column in columns..padded {
+            *to.add(column) = 0.0;
+        }
+    }
+}
+
 struct Rows<'a> {
     x: Floats<'a>,
     columns: usize,
@@ -72,7 +109,6 @@ unsafe impl Sync for Rows<'_> {}
 impl<S: Simd> Kernel<S> for Rows<'_> {
     #[inline(always)]
     unsafe fn run(&self, task: usize) {
-        let mut block = [0f32; BLOCK];
         for row in task * self.chunk..self.rows.min((task + 1) * self.chunk) {
             // SAFETY: the row lies in x, and `to` has `padded` values a row.
             unsafe {
@@ -85,17 +121,7 @@ impl<S: Simd> Kernel<S> for Rows<'_> {
                     Floats::F16(x) => S::widen_f16(x.as_ptr().add(first).cast(), self.columns, to),
                     Floats::Bf16(x) => S::widen_bf16(x.as_ptr().add(first).cast(), self.columns, to),
                 }
-                for column in self.columns..self.padded {
-                    *to.add(column) = 0.0;
-                }
-                if self.nibbles {
-                    for start in (0..self.padded).step_by(BLOCK) {
-                        std::ptr::copy_nonoverlapping(to.add(start), block.as_mut_ptr(), BLOCK);
-                        for (position, &element) in S::NIBBLE_ORDER.iter().enumerate() {
-                            *to.add(start + position) = block[usize::from(element) % BLOCK];
-                        }
-                    }
-                }
+                arrange::<S>(to, self.columns, self.padded, self.nibbles, to);
             }
         }
     }

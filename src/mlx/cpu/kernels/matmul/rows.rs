@@ -16,7 +16,7 @@ use super::simd::{BLOCK, Kernel, Simd};
 use super::source::{SEGMENT, Source, Visitor, dispatch};
 
 /// Rows of x that stay in second-level cache while weights pass by.
-const BLOCK_ROWS: usize = 96;
+pub(super) const BLOCK_ROWS: usize = 96;
 /// Outputs whose sums are kept between segments of K.
 const BLOCK_OUTPUTS: usize = 32;
 /// Rows of x in a tile.
@@ -30,6 +30,8 @@ const FUSED_ROWS: usize = 4;
 const STRIDE: usize = BLOCK_OUTPUTS + 4;
 /// How far ahead weights are asked for, at most; farther ones would push those in use out of the cache.
 const MOST_AHEAD: usize = 24 * 1024;
+/// How far ahead at least: what passes while memory answers.
+const LEAST_AHEAD: usize = 4096;
 /// Cache lines that the processor can wait for at once.
 const LINES: usize = 16;
 /// How far ahead in a long row, where the processor's own prefetching follows.
@@ -44,11 +46,31 @@ struct Dot<'a, W> {
     x: *const f32,
     output: &'a Output<'a>,
     plan: &'a Plan,
-    tasks: Vec<Task>,
+    tasks: &'a [Task],
 }
 
 // SAFETY: x is only read, and each task writes its own part of the output.
 unsafe impl<W: Sync> Sync for Dot<'_, W> {}
+
+impl<'a, W> Dot<'a, W> {
+    fn new<S: Simd>(
+        source: W,
+        matrix: &Matrix<'_>,
+        x: *const f32,
+        output: &'a Output<'a>,
+        plan: &'a Plan,
+        tasks: &'a [Task],
+    ) -> Self
+    where
+        W: Source<S>,
+    {
+        let (outputs, inputs) = (matrix.rows, matrix.columns);
+        let next_rows = FUSED_ROWS * source.bytes(inputs);
+        let ahead = if next_rows > MOST_AHEAD { ROW_AHEAD } else { next_rows.max(LEAST_AHEAD) };
+        let padded = inputs.next_multiple_of(BLOCK);
+        Self { source, outputs, inputs, padded, ahead, x, output, plan, tasks }
+    }
+}
 
 struct Run<'a> {
     matrix: &'a Matrix<'a>,
@@ -78,14 +100,35 @@ impl<S: Simd> Visitor<S> for Run<'_> {
         let padded = inputs.next_multiple_of(BLOCK);
         // SAFETY: the caller's promise.
         let x = unsafe { widen::<S>(pool, x, inputs, padded, W::NIBBLES)? };
-        let unit = if plan.pairs.len() > FUSED { BLOCK_OUTPUTS } else { FUSED_ROWS };
-        let tasks = plan.tasks(outputs, inputs, pool.threads(), BLOCK_ROWS, unit);
-        let count = tasks.len();
-        let next_rows = FUSED_ROWS * source.bytes(inputs);
-        let ahead = if next_rows > MOST_AHEAD { ROW_AHEAD } else { next_rows };
-        let kernel = Dot { source, outputs, inputs, padded, ahead, x: x.as_ptr(), output, plan, tasks };
+        let tasks = plan.tasks(outputs, inputs, pool.threads(), BLOCK_ROWS, unit(plan.pairs.len()));
+        let kernel = Dot::new(source, matrix, x.as_ptr(), output, plan, &tasks);
         // SAFETY: the caller's promise.
-        pool.run(count, &|task| unsafe { S::enter(&kernel, task) })?;
+        pool.run(tasks.len(), &|task| unsafe { S::enter(&kernel, task) })?;
+        Ok(())
+    }
+}
+
+/// What the outputs of a task come in multiples of.
+pub(super) fn unit(rows: usize) -> usize {
+    if rows > FUSED { BLOCK_OUTPUTS } else { FUSED_ROWS }
+}
+
+/// One task of a product whose rows of x were prepared before.
+pub(super) struct Part<'a> {
+    pub matrix: &'a Matrix<'a>,
+    /// Rows as [`widen`] leaves them.
+    pub x: *const f32,
+    pub output: &'a Output<'a>,
+    pub plan: &'a Plan,
+    pub task: Task,
+}
+
+impl<S: Simd> Visitor<S> for Part<'_> {
+    unsafe fn visit<W: Source<S>>(self, source: W) -> Result<(), MatmulError> {
+        let tasks = [self.task];
+        let kernel = Dot::new(source, self.matrix, self.x, self.output, self.plan, &tasks);
+        // SAFETY: the caller's promise.
+        unsafe { S::enter(&kernel, 0) };
         Ok(())
     }
 }

@@ -361,6 +361,12 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn prefetch<T>(self, from: &[T], bytes: usize) {
+        let place = from.as_ptr().cast::<i8>().wrapping_add(bytes);
+        intrinsic!(_mm_prefetch::<_MM_HINT_T0>(place));
+    }
+
+    #[inline(always)]
     fn largest(self, v: V) -> f32 {
         intrinsic!({
             let eight = _mm256_max_ps(v[0], v[1]);

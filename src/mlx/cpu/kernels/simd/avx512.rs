@@ -260,6 +260,12 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn prefetch<T>(self, from: &[T], bytes: usize) {
+        let place = from.as_ptr().cast::<i8>().wrapping_add(bytes);
+        intrinsic!(_mm_prefetch::<_MM_HINT_T0>(place));
+    }
+
+    #[inline(always)]
     fn largest(self, v: __m512) -> f32 {
         intrinsic!(_mm512_reduce_max_ps(v))
     }

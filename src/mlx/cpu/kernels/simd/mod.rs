@@ -94,6 +94,11 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn merge_folded(self, folds: [Self::V; 4]) -> Self::V;
     /// The sum of all lanes: halves are added until one lane is left.
     fn sum(self, v: Self::V) -> f32;
+    /// Asks for the cache line `bytes` after a place, which need not be memory.
+    #[inline(always)]
+    fn prefetch<T>(self, from: &[T], bytes: usize) {
+        let _ = (from, bytes);
+    }
     /// The largest lane.
     fn largest(self, v: Self::V) -> f32;
 }

@@ -10,26 +10,34 @@ use super::super::output::Output;
 use super::super::prepare::{Aligned, Scratch, widen};
 use super::super::schedule::{Plan, Task};
 use super::super::simd::{Avx512, Simd};
-use super::super::{Matmul, MatmulError};
+use super::super::{Matmul, MatmulError, Matrix};
 use super::operand::{Mode, transpose};
 
 /// Outputs of a panel: two vectors.
-const PANEL: usize = 32;
+pub(in super::super) const PANEL: usize = 32;
 /// Rows of x in a tile.
 const TILE_ROWS: usize = 6;
 /// Rows of x that stay in cache while weights pass by.
-const BLOCK_ROWS: usize = 192;
+pub(in super::super) const BLOCK_ROWS: usize = 192;
 /// The smallest group.
 const SMALLEST_GROUP: usize = 32;
 
 /// Rounded rows of x.
 struct Activations {
-    /// `[rows, inputs]`, `4 / WIDTH` bytes each, in the order in which they meet the levels.
     values: Aligned,
-    row_bytes: usize,
-    /// `[rows, groups]`: the scale, and the scale times the sum of the rounded values.
     scales: Aligned,
     sums: Aligned,
+}
+
+/// Where rounded rows of x lie.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Rounded {
+    /// `[rows, inputs]`, `4 / WIDTH` bytes each, in the order in which they meet the levels.
+    pub values: *mut u8,
+    /// `[rows, groups]`: the scale.
+    pub scales: *mut f32,
+    /// `[rows, groups]`: the scale times the sum of the rounded values.
+    pub sums: *mut f32,
 }
 
 /// Rounds the rows `first..last` of x.
@@ -70,15 +78,44 @@ unsafe fn round_rows<M: Mode>(
     }
 }
 
-struct Targets(*mut u8, *mut f32, *mut f32);
+impl Activations {
+    fn view(&mut self) -> Rounded {
+        Rounded {
+            values: self.values.as_mut_ptr().cast(),
+            scales: self.scales.as_mut_ptr(),
+            sums: self.sums.as_mut_ptr(),
+        }
+    }
+}
+
+struct Targets(Rounded);
 
 // SAFETY: tasks write disjoint rows.
 unsafe impl Sync for Targets {}
 
 impl Targets {
-    fn get(&self) -> (*mut u8, *mut f32, *mut f32) {
-        (self.0, self.1, self.2)
+    fn get(&self) -> Rounded {
+        self.0
     }
+}
+
+/// Rounds the rows `first..last` of x, for weights of `bits` in groups.
+///
+/// # Safety
+/// The processor has AVX-512 with VNNI; the rows lie in x and there is room for them in `to`; rows are whole groups.
+pub(in super::super) unsafe fn round_range<M: Mode>(
+    x: *const f32,
+    (inputs, group, bits): (usize, usize, usize),
+    range: (usize, usize),
+    to: Rounded,
+) {
+    let eight = M::order(bits);
+    let mut order = [0i32; 16];
+    for (place, element) in order.iter_mut().enumerate() {
+        *element = (place / 8 * 8) as i32 + i32::from(eight[place % 8]);
+    }
+    let order = std::ptr::read_unaligned(order.as_ptr().cast());
+    round_rows::<M>(x, (inputs, group), order, range, (to.values, to.scales, to.sums));
 }
 
 /// # Safety
@@ -92,27 +129,18 @@ unsafe fn round<M: Mode>(
 ) -> Result<Activations, MatmulError> {
     let rows = x.len() / inputs;
     let wide = widen::<Avx512>(pool, x, inputs, inputs, false)?;
-    let row_bytes = inputs * 4 / M::WIDTH;
     let mut rounded = Activations {
-        values: Aligned::new(rows * row_bytes / 4 + 16),
-        row_bytes,
+        values: Aligned::new(rows * inputs / M::WIDTH + 16),
         scales: Aligned::new(rows * (inputs / group)),
         sums: Aligned::new(rows * (inputs / group)),
     };
-    let targets =
-        Targets(rounded.values.as_mut_ptr().cast(), rounded.scales.as_mut_ptr(), rounded.sums.as_mut_ptr());
-    let eight = M::order(bits);
-    let mut order = [0i32; 16];
-    for (place, element) in order.iter_mut().enumerate() {
-        *element = (place / 8 * 8) as i32 + i32::from(eight[place % 8]);
-    }
+    let targets = Targets(rounded.view());
     let chunk = (16 * 1024usize).div_ceil(inputs);
     let from = Source(wide.as_ptr());
     pool.run_ranges(rows, chunk, &|range| {
         // SAFETY: the caller's promise; each range has its own rows of the targets.
         unsafe {
-            let order = std::ptr::read_unaligned(order.as_ptr().cast());
-            round_rows::<M>(from.get(), (inputs, group), order, (range.start, range.end), targets.get());
+            round_range::<M>(from.get(), (inputs, group, bits), (range.start, range.end), targets.get());
         }
     })?;
     Ok(rounded)
@@ -145,10 +173,10 @@ struct Integer<'a> {
     group: usize,
     inputs: usize,
     outputs: usize,
-    x: Activations,
+    x: Rounded,
     output: &'a Output<'a>,
     plan: &'a Plan,
-    tasks: Vec<Task>,
+    tasks: &'a [Task],
 }
 
 // SAFETY: operands are only read, and each task writes its own part of the output.
@@ -166,35 +194,67 @@ pub(in super::super) unsafe fn run<M: Mode>(
     plan: &Plan,
 ) -> Result<(), MatmulError> {
     let matrix = &matmul.weights;
-    let Storage::Packed { words, scales: Scales::Affine { scales, biases }, quantization } = matrix.storage
-    else {
-        return Err(MatmulError::ScaleType);
-    };
-    let (scale_type, scales, biases): (_, *const u8, *const u8) = match (scales, biases) {
-        (Floats::F32(s), Floats::F32(b)) => (ScaleType::F32, s.as_ptr().cast(), b.as_ptr().cast()),
-        (Floats::F16(s), Floats::F16(b)) => (ScaleType::F16, s.as_ptr().cast(), b.as_ptr().cast()),
-        (Floats::Bf16(s), Floats::Bf16(b)) => (ScaleType::Bf16, s.as_ptr().cast(), b.as_ptr().cast()),
-        _ => return Err(MatmulError::ScaleType),
-    };
-    let (bits, group) = (quantization.bits as usize, quantization.group_size as usize);
     let (inputs, outputs) = (matrix.columns, matrix.rows);
-    let kernel = Integer {
-        words: words.as_ptr(),
-        scales,
-        biases,
-        scale_type,
-        bits,
-        group,
-        inputs,
-        outputs,
-        x: round::<M>(pool, x, inputs, group, bits)?,
-        output,
-        plan,
-        tasks: plan.tasks(outputs, inputs, pool.threads(), BLOCK_ROWS, PANEL),
-    };
+    let Some(quantization) = matrix.quantization() else { return Err(MatmulError::ScaleType) };
+    let (bits, group) = (quantization.bits as usize, quantization.group_size as usize);
+    let mut x = round::<M>(pool, x, inputs, group, bits)?;
+    let tasks = plan.tasks(outputs, inputs, pool.threads(), BLOCK_ROWS, PANEL);
+    let kernel = Integer::new(matrix, x.view(), output, plan, &tasks)?;
     // SAFETY: the caller's promise.
-    pool.run(kernel.tasks.len(), &|task| unsafe { kernel.task::<M>(task) })?;
+    pool.run(tasks.len(), &|task| unsafe { kernel.task::<M>(task) })?;
     Ok(())
+}
+
+/// One task of a product whose rows of x were rounded before.
+///
+/// # Safety
+/// As for [`run`]; `x` holds the rows of `plan`.
+pub(in super::super) unsafe fn part<M: Mode>(
+    matrix: &Matrix<'_>,
+    x: Rounded,
+    output: &Output<'_>,
+    plan: &Plan,
+    task: Task,
+) -> Result<(), MatmulError> {
+    let tasks = [task];
+    Integer::new(matrix, x, output, plan, &tasks)?.task::<M>(0);
+    Ok(())
+}
+
+impl<'a> Integer<'a> {
+    fn new(
+        matrix: &Matrix<'_>,
+        x: Rounded,
+        output: &'a Output<'a>,
+        plan: &'a Plan,
+        tasks: &'a [Task],
+    ) -> Result<Self, MatmulError> {
+        let Storage::Packed { words, scales: Scales::Affine { scales, biases }, quantization } =
+            matrix.storage
+        else {
+            return Err(MatmulError::ScaleType);
+        };
+        let (scale_type, scales, biases): (_, *const u8, *const u8) = match (scales, biases) {
+            (Floats::F32(s), Floats::F32(b)) => (ScaleType::F32, s.as_ptr().cast(), b.as_ptr().cast()),
+            (Floats::F16(s), Floats::F16(b)) => (ScaleType::F16, s.as_ptr().cast(), b.as_ptr().cast()),
+            (Floats::Bf16(s), Floats::Bf16(b)) => (ScaleType::Bf16, s.as_ptr().cast(), b.as_ptr().cast()),
+            _ => return Err(MatmulError::ScaleType),
+        };
+        Ok(Self {
+            words: words.as_ptr(),
+            scales,
+            biases,
+            scale_type,
+            bits: quantization.bits as usize,
+            group: quantization.group_size as usize,
+            inputs: matrix.columns,
+            outputs: matrix.rows,
+            x,
+            output,
+            plan,
+            tasks,
+        })
+    }
 }
 
 impl Integer<'_> {
@@ -327,8 +387,8 @@ impl Integer<'_> {
         let mut totals = [[_mm512_setzero_ps(); 2]; R];
         for r in 0..R {
             let row = self.plan.pairs[at + r].x as usize;
-            let from = row * self.x.row_bytes + start_bytes::<M>(step.start);
-            x[r] = self.x.values.as_ptr().cast::<u8>().add(from).cast();
+            let from = start_bytes::<M>(row * self.inputs + step.start);
+            x[r] = self.x.values.add(from).cast();
             x_groups[r] = row * groups + step.start / self.group;
             if step.start > 0 {
                 totals[r][0] = _mm512_loadu_ps(values.add(r * PANEL));
@@ -351,8 +411,8 @@ impl Integer<'_> {
                 let scale = _mm512_loadu_ps(step.scales.add(index * PANEL + half * 16));
                 let bias = _mm512_loadu_ps(step.biases.add(index * PANEL + half * 16));
                 for r in 0..R {
-                    let x_scale = _mm512_set1_ps(*self.x.scales.as_ptr().add(x_groups[r] + index));
-                    let x_sum = _mm512_set1_ps(*self.x.sums.as_ptr().add(x_groups[r] + index));
+                    let x_scale = _mm512_set1_ps(*self.x.scales.add(x_groups[r] + index));
+                    let x_sum = _mm512_set1_ps(*self.x.sums.add(x_groups[r] + index));
                     let total = _mm512_fmadd_ps(bias, x_sum, totals[r][half]);
                     let dot = _mm512_cvtepi32_ps(sums[r][half]);
                     totals[r][half] = _mm512_fmadd_ps(dot, _mm512_mul_ps(scale, x_scale), total);

@@ -262,6 +262,15 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn arrange_nibbles(from: *const f32, to: *mut f32) {
+        let (low, high) = (_mm512_loadu_ps(from), _mm512_loadu_ps(from.add(16)));
+        let first = _mm512_setr_epi32(0, 8, 16, 24, 1, 9, 17, 25, 2, 10, 18, 26, 3, 11, 19, 27);
+        let second = _mm512_add_epi32(first, _mm512_set1_epi32(4));
+        _mm512_storeu_ps(to, _mm512_permutex2var_ps(low, first, high));
+        _mm512_storeu_ps(to.add(16), _mm512_permutex2var_ps(low, second, high));
+    }
+
+    #[inline(always)]
     unsafe fn prefetch(from: *const u8) {
         _mm_prefetch::<_MM_HINT_T0>(from.cast());
     }

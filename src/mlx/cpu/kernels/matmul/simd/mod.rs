@@ -121,6 +121,18 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
         }
     }
 
+    /// Brings 32 values into [`NIBBLE_ORDER`](Self::NIBBLE_ORDER); `to` may be `from`.
+    #[inline(always)]
+    unsafe fn arrange_nibbles(from: *const f32, to: *mut f32) {
+        // SAFETY: the caller's promise; an order's entries are below the size of a block.
+        unsafe {
+            let block = from.cast::<[f32; BLOCK]>().read_unaligned();
+            for (position, &element) in Self::NIBBLE_ORDER.iter().enumerate() {
+                *to.add(position) = block[usize::from(element) % BLOCK];
+            }
+        }
+    }
+
     /// Asks for the cache line at `from`, which need not be valid.
     unsafe fn prefetch(from: *const u8);
 }

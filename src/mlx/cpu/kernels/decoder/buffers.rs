@@ -1,0 +1,120 @@
+//! The memory of a step, kept for the next one.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::super::super::{Isa, Pool};
+use super::super::attention::Partials;
+use super::super::error::KernelError;
+use super::super::matmul::{Arrangement, Matrix, Operand, Precision, RowList};
+use super::super::rope::Angles;
+use super::{Decoder, OP};
+
+/// What one thread needs for itself.
+#[derive(Default)]
+pub(super) struct Place {
+    /// A hidden state.
+    pub row: Vec<f32>,
+    /// Results of a part of a product, before they are used.
+    pub first: Vec<f32>,
+    pub second: Vec<f32>,
+    pub angles: Vec<Angles>,
+}
+
+/// Memory for steps of up to so many rows of one decoder, at one precision.
+pub struct Workspace {
+    pub(super) precision: Precision,
+    pub(super) rows: usize,
+    pub(super) all: RowList,
+    /// Arranged rows, by arrangement and width.
+    pub(super) operands: Vec<(Arrangement, usize, Operand)>,
+    /// `[rows, hidden]`.
+    pub(super) hidden: Vec<f32>,
+    /// `[rows, heads * head_dim]`.
+    pub(super) queries: Vec<f32>,
+    /// `[rows, kv_heads * head_dim]`.
+    pub(super) keys: Vec<f32>,
+    /// As the keys.
+    pub(super) values: Vec<f32>,
+    /// As the queries.
+    pub(super) attended: Vec<f32>,
+    /// What is added to the hidden state, where it is normed before.
+    pub(super) delta: Vec<f32>,
+    /// `[rows, intermediate]`.
+    pub(super) gated: Vec<f32>,
+    pub(super) partials: Partials,
+    pub(super) places: Vec<Mutex<Place>>,
+}
+
+impl std::fmt::Debug for Workspace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Workspace").field("rows", &self.rows).field("precision", &self.precision).finish()
+    }
+}
+
+/// A thread's own place; nobody else holds it.
+pub(super) fn lock(place: &Mutex<Place>) -> MutexGuard<'_, Place> {
+    place.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Workspace {
+    /// Memory for `rows` rows.
+    ///
+    /// # Errors
+    /// When there are too many rows.
+    pub fn new(
+        decoder: &Decoder<'_>,
+        isa: Isa,
+        pool: &Pool,
+        precision: Precision,
+        rows: usize,
+    ) -> Result<Self, KernelError> {
+        let too_many = |_| KernelError::Unsupported { op: OP, what: "the rows", found: rows, rule: "fewer" };
+        let mut operands: Vec<(Arrangement, usize, Operand)> = Vec::new();
+        let mut need = |matrix: &Matrix<'_>| {
+            let (arrangement, columns) = (Arrangement::new(isa, matrix, precision), matrix.columns());
+            if !operands.iter().any(|(a, c, _)| (*a, *c) == (arrangement, columns)) {
+                operands.push((arrangement, columns, Operand::new(arrangement, rows, columns)));
+            }
+        };
+        let (mut intermediate, mut post_norms) = (0, false);
+        for layer in &decoder.layers {
+            let (attention, mlp) = (&layer.attention, &layer.mlp);
+            for projection in [&attention.q, &attention.k, &attention.v, &attention.o] {
+                need(&projection.matrix);
+            }
+            for projection in [&mlp.gate, &mlp.up, &mlp.down] {
+                need(&projection.matrix);
+            }
+            intermediate = intermediate.max(mlp.gate.matrix.rows());
+            post_norms |= attention.post_norm.is_some() || mlp.post_norm.is_some();
+        }
+        need(&decoder.head.matrix);
+        let (hidden, dim) = (decoder.hidden(), decoder.head_dim);
+        let zeros = |width: usize| vec![0.0; rows * width];
+        let place = || {
+            let angles = decoder.ropes.iter().map(|rope| Angles::new(rope.dims() / 2));
+            let row = vec![0.0; hidden.max(2 * dim)];
+            Mutex::new(Place { row, angles: angles.collect(), ..Place::default() })
+        };
+        Ok(Self {
+            precision,
+            rows,
+            all: RowList::new(rows).map_err(too_many)?,
+            operands,
+            hidden: zeros(hidden),
+            queries: zeros(decoder.heads * dim),
+            keys: zeros(decoder.kv_heads * dim),
+            values: zeros(decoder.kv_heads * dim),
+            attended: zeros(decoder.heads * dim),
+            delta: zeros(if post_norms { hidden } else { 0 }),
+            gated: zeros(intermediate),
+            partials: Partials::default(),
+            places: (0..pool.threads()).map(|_| place()).collect(),
+        })
+    }
+
+    /// Whether steps of `rows` rows at `precision` can use it.
+    pub fn suits(&self, precision: Precision, rows: usize) -> bool {
+        self.precision == precision && rows <= self.rows
+    }
+}
