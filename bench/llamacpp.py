@@ -41,7 +41,7 @@ class Batch(c.Structure):
 class LlamaCpp:
     def __init__(self, folder, model, threads):
         load(folder, "libggml-base*.so*")
-        ggml, self.llama = load(folder, "libggml.so*"), load(folder, "libllama.so*")
+        ggml, self.llama = load(folder, "libggml.*"), load(folder, "libllama.*")
         lib = self.llama
         quiet = c.CFUNCTYPE(None, c.c_int, c.c_char_p, c.c_void_p)
         self.keep = quiet(lambda *_: None)
@@ -61,6 +61,8 @@ class LlamaCpp:
         for name in ("llama_model_load_from_file", "llama_init_from_model", "llama_get_logits_ith", "llama_get_memory"):
             getattr(lib, name).restype = c.c_void_p
         weights = lib.llama_model_load_from_file(model.encode(), lib.llama_model_default_params())
+        if not weights:
+            sys.exit(f"llama.cpp cannot load {model}")
         params = lib.llama_context_default_params()
         params.words[0] = 2048  # n_ctx
         self.context = lib.llama_init_from_model(weights, params)

@@ -8,6 +8,7 @@ use std::ops::ControlFlow;
 pub use dataset::{DatasetError, Row, read_rows, sequences, tokenize};
 pub use numpy_random::RandomState;
 
+use crate::mlx::cpu_ops::in_prefill;
 use crate::mlx::{self, Array, Dtype, eval};
 use crate::models::Model;
 
@@ -115,11 +116,11 @@ pub fn evaluate(
         let ids = Array::from_slice(&batch.concat(), &[batch.len() as i32, length as i32])?;
         let inputs = ids.slice(1, 0, length as i32 - 1)?;
         let targets = ids.slice(1, 1, length as i32)?;
-        let logits = model.forward(&inputs, None)?.astype(Dtype::Float32)?;
+        let logits = in_prefill(|| model.forward(&inputs, None))?.astype(Dtype::Float32)?;
         let losses = cross_entropy(&logits, &targets)?;
         let against = match baseline {
             Some(baseline) => {
-                let theirs = baseline.forward(&inputs, None)?.astype(Dtype::Float32)?;
+                let theirs = in_prefill(|| baseline.forward(&inputs, None))?.astype(Dtype::Float32)?;
                 let agreements = theirs.argmax(-1)?.equal(&logits.argmax(-1)?)?;
                 Some((divergence(&theirs, &logits)?, agreements))
             }
