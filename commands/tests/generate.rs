@@ -368,6 +368,14 @@ fn ctrl_c_stops_a_generation_and_keeps_what_was_made() {
 
 #[test]
 fn ctrl_c_before_the_first_token_leaves_no_trace() {
+    // On a busy machine the signal may come too late: then there is a reply, and nothing was tested.
+    let said = (0..10).find_map(|_| interrupted_in_its_prompt()).expect("a reply came first, ten times");
+    // A busy machine may have to say that it is still stopping.
+    assert!(said.iter().all(|line| line.starts_with("hint: stopping")), "{said:?}");
+}
+
+/// Sends Ctrl-C to a `generate` that reads its prompt; what it says then, `None` if its reply came first.
+fn interrupted_in_its_prompt() -> Option<Vec<String>> {
     let prompt = "Hello ".repeat(80);
     let mut child = on_model("generate", &["--raw", "-v", "--prefill-step-size", "1", "--l1", &prompt])
         .stdout(Stdio::piped())
@@ -378,18 +386,20 @@ fn ctrl_c_before_the_first_token_leaves_no_trace() {
     let mut killer = Command::new("sh")
         .args(["-c", "read _; kill -INT $0", &child.id().to_string()])
         .stdin(Stdio::piped())
+        .stderr(Stdio::null())
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     assert!(lines.next().unwrap().unwrap().starts_with("model: "));
     killer.stdin.take().unwrap().write_all(b"\n").unwrap();
-    assert!(killer.wait().unwrap().success());
-    let said: Vec<_> = lines.map(Result::unwrap).collect();
+    killer.wait().unwrap();
+    let said = lines.map(Result::unwrap).collect();
     let output = child.wait_with_output().unwrap();
+    if !output.stdout.is_empty() {
+        return None;
+    }
     assert_eq!(output.status.code(), Some(130));
-    assert_eq!(text(&output.stdout), "");
-    // A busy machine may have to say that it is still stopping.
-    assert!(said.iter().all(|line| line.starts_with("hint: stopping")), "{said:?}");
+    Some(said)
 }
 
 #[test]
