@@ -17,6 +17,15 @@ pub enum DeviceKind {
     Gpu,
 }
 
+impl DeviceKind {
+    pub(super) fn raw(self) -> ffi::mlx_device_type {
+        match self {
+            Self::Cpu => ffi::mlx_device_type__MLX_CPU,
+            Self::Gpu => ffi::mlx_device_type__MLX_GPU,
+        }
+    }
+}
+
 const NO_STREAM: ffi::mlx_stream = ffi::mlx_stream_ { ctx: std::ptr::null_mut() };
 
 thread_local! {
@@ -62,13 +71,9 @@ pub fn default_device() -> DeviceKind {
 /// Chooses the device for operations made from now on by this thread and by threads that start later.
 pub fn set_default_device(kind: DeviceKind) -> Result<()> {
     error::initialise();
-    let raw = match kind {
-        DeviceKind::Cpu => ffi::mlx_device_type__MLX_CPU,
-        DeviceKind::Gpu => ffi::mlx_device_type__MLX_GPU,
-    };
     // SAFETY: the device handle is freed here; dropping our cached stream makes the next operation ask anew.
     unsafe {
-        let device = ffi::mlx_device_new_type(raw, 0);
+        let device = ffi::mlx_device_new_type(kind.raw(), 0);
         let status = ffi::mlx_set_default_device(device);
         ffi::mlx_device_free(device);
         check(status)?;

@@ -22,13 +22,9 @@ pub struct DeviceInfo {
 /// What is known about the first device of a kind; nothing when there is none.
 pub fn device_info(kind: DeviceKind) -> DeviceInfo {
     error::initialise();
-    let raw = match kind {
-        DeviceKind::Cpu => ffi::mlx_device_type__MLX_CPU,
-        DeviceKind::Gpu => ffi::mlx_device_type__MLX_GPU,
-    };
     // SAFETY: both handles are freed here; strings are copied while the info they belong to is alive.
     unsafe {
-        let device = ffi::mlx_device_new_type(raw, 0);
+        let device = ffi::mlx_device_new_type(kind.raw(), 0);
         let mut info = ffi::mlx_device_info_new();
         let read = ffi::mlx_device_info_get(&mut info, device) == 0;
         let found = if read { collect(info) } else { DeviceInfo::default() };

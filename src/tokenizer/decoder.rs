@@ -384,7 +384,7 @@ fn push_byte_level(token: &str, bytes: &mut Vec<u8>) {
 
 /// GPT-2's table from printable characters to bytes (openai/gpt-2 src/encoder.py, `bytes_to_unicode`):
 /// printable Latin-1 stands for itself, the other 68 bytes were moved to U+0100 and up in order.
-fn byte_of(c: char) -> Option<u8> {
+pub(super) fn byte_of(c: char) -> Option<u8> {
     match u32::from(c) {
         code @ (0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff) => u8::try_from(code).ok(),
         code @ 0x100..=0x120 => u8::try_from(code - 0x100).ok(),
@@ -425,7 +425,7 @@ fn take_complete_utf8(bytes: &mut Vec<u8>) -> String {
 }
 
 /// The byte of a token such as `<0x0A>`, as `tokenizers`' ByteFallback reads it.
-fn fallback_byte(token: &str) -> Option<u8> {
+pub(super) fn fallback_byte(token: &str) -> Option<u8> {
     if token.len() != 6 {
         return None;
     }

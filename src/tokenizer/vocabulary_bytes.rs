@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::decoder::{byte_of, fallback_byte};
 use super::{Tokenizer, TokenizerError};
 
 /// What a token adds to a text.
@@ -104,28 +105,13 @@ fn flatten<'a>(decoder: &'a Value, stages: &mut Vec<&'a Value>) {
 impl Spelling {
     fn bytes(&self, token: &str) -> Option<Vec<u8>> {
         match self {
-            Self::ByteLevel => token.chars().map(byte).collect(),
-            Self::Spaced { space, bytes } => {
-                let hex = token.strip_prefix("<0x").and_then(|hex| hex.strip_suffix('>'));
-                match hex.filter(|hex| *bytes && hex.len() == 2) {
-                    Some(hex) => u8::from_str_radix(hex, 16).ok().map(|byte| vec![byte]),
-                    None => Some(token.replace(space.as_str(), " ").into_bytes()),
-                }
-            }
+            Self::ByteLevel => token.chars().map(byte_of).collect(),
+            Self::Spaced { space, bytes } => match fallback_byte(token).filter(|_| *bytes) {
+                Some(byte) => Some(vec![byte]),
+                None => Some(token.replace(space.as_str(), " ").into_bytes()),
+            },
         }
     }
-}
-
-/// The byte that a character of a byte-level vocabulary stands for: printable Latin-1 stands for itself, the others
-/// follow from U+0100 on, in order (GPT-2's `bytes_to_unicode`).
-fn byte(c: char) -> Option<u8> {
-    let itself = |code: u32| matches!(code, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
-    let code = u32::from(c);
-    if code < 0x100 {
-        return u8::try_from(code).ok().filter(|_| itself(code));
-    }
-    let moved = usize::try_from(code - 0x100).ok()?;
-    (0u8..=255).filter(|&byte| !itself(u32::from(byte))).nth(moved)
 }
 
 #[cfg(test)]
@@ -157,9 +143,12 @@ mod tests {
 
     #[test]
     fn every_byte_has_one_character() {
-        let mut seen: Vec<u8> = (0..0x144).filter_map(char::from_u32).filter_map(byte).collect();
+        let mut seen: Vec<u8> = (0..0x144).filter_map(char::from_u32).filter_map(byte_of).collect();
         seen.sort_unstable();
         assert_eq!(seen, (0..=255).collect::<Vec<u8>>());
-        assert_eq!((byte('Ġ'), byte('Ċ'), byte('A'), byte(' ')), (Some(b' '), Some(b'\n'), Some(b'A'), None));
+        assert_eq!(
+            (byte_of('Ġ'), byte_of('Ċ'), byte_of('A'), byte_of(' ')),
+            (Some(b' '), Some(b'\n'), Some(b'A'), None)
+        );
     }
 }

@@ -8,8 +8,11 @@
 //! chunks, nor on the number of threads.
 
 mod buffers;
+mod cut;
 mod kv;
+mod row_kernels;
 mod step;
+mod tasks;
 #[cfg(test)]
 mod tests;
 
