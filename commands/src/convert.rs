@@ -183,7 +183,10 @@ fn kv_bits(text: &str) -> Result<f64, String> {
 
 /// Token sequences to probe with; chooses the arithmetic, too.
 fn probes(args: &ConvertArgs, source: &SourceModel, printer: &Printer) -> anyhow::Result<Vec<Vec<u32>>> {
-    choose_numerics(args.numerics.resolve(), printer)?;
+    let mut warnings = Vec::new();
+    let numerics = args.numerics.resolve(&mut warnings);
+    warnings.iter().for_each(|warning| printer.warning(warning));
+    choose_numerics(numerics, printer)?;
     let samples = calibration::samples(args.calibration_mix.as_deref())?;
     let count = args.n_calibration as usize;
     Ok(calibration::sequences(&samples, &source.tokenizer()?, CALIBRATION_LENGTH, count)?)
