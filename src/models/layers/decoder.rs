@@ -147,6 +147,14 @@ impl<B: Block> Model for Decoder<B> {
         {
             return Ok(logits);
         }
+        let out = self.hidden(inputs, cache)?;
+        match &self.head {
+            Head::Tied => self.embed_tokens.as_linear(&out),
+            Head::Linear(lm_head) => lm_head.forward(&out),
+        }
+    }
+
+    fn hidden(&self, inputs: &Array, mut cache: Option<&mut [LayerCache]>) -> Result<Array> {
         let mut h = self.embed_tokens.forward(inputs)?;
         if let Some(scale) = &self.embed_scale {
             h = h.multiply(&scale.astype(h.dtype())?)?;
@@ -156,11 +164,7 @@ impl<B: Block> Model for Decoder<B> {
             let cache = cache.as_mut().and_then(|cache| cache.get_mut(index));
             h = layer.forward(&h, masks.of(self.kinds[index]), cache)?;
         }
-        let out = self.norm.forward(&h)?;
-        match &self.head {
-            Head::Tied => self.embed_tokens.as_linear(&out),
-            Head::Linear(lm_head) => lm_head.forward(&out),
-        }
+        self.norm.forward(&h)
     }
 
     fn layer_kinds(&self) -> &[LayerKind] {
