@@ -45,6 +45,8 @@ pub struct Policy {
     pub system_prompt: Option<String>,
     /// The adapter of requests that name none.
     pub adapter: Option<String>,
+    /// The folder that clients may mount adapters from.
+    pub adapter_root: Option<PathBuf>,
     /// Whether a constraint that cannot be enforced becomes an instruction.
     pub grammar_fallback: bool,
     /// Packing of the caches, for estimates.

@@ -1,14 +1,20 @@
 //! The body of a request, within bounds.
 
+use std::time::Duration;
+
 use axum::body::{Body, HttpBody as _, to_bytes};
 use axum::http::{Request, StatusCode, header};
 use mlx_bun::checkpoint::json;
 use serde_json::{Map, Value};
+use tokio::time::timeout;
 
 use super::error::ApiError;
 
 /// Bytes of a body: the longest prompt, and what is around it.
 const LARGEST: usize = 32 << 20;
+
+/// How long a body may take to arrive.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Reads a body that must be a JSON object.
 ///
@@ -27,8 +33,11 @@ pub async fn read_object(request: Request<Body>) -> Result<Map<String, Value>, A
     if body.size_hint().lower() > LARGEST as u64 {
         return Err(too_large());
     }
-    let bytes = to_bytes(body, LARGEST).await.map_err(|error| {
-        let limit = std::error::Error::source(&error).is_some_and(|cause| cause.to_string().contains("limit"));
+    let bytes = timeout(PATIENCE, to_bytes(body, LARGEST)).await;
+    let late = |_| ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time");
+    let bytes = bytes.map_err(late)?.map_err(|error| {
+        let limit =
+            std::error::Error::source(&error).is_some_and(|cause| cause.to_string().contains("limit"));
         if limit { too_large() } else { ApiError::invalid("the body broke off") }
     })?;
     let problem = |error| ApiError::invalid(format!("the body is {}", json::problem(&error)));
@@ -45,7 +54,7 @@ mod tests {
     use super::*;
 
     fn read(body: impl Into<Body>) -> Result<Map<String, Value>, ApiError> {
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(read_object(Request::new(body.into())))
     }
 

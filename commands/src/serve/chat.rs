@@ -150,11 +150,7 @@ pub fn call_json(call: &ToolCall) -> Value {
 fn completion(head: &Head, wholes: &[Whole], usage: Usage) -> Value {
     let choices = wholes.iter().enumerate().map(|(index, whole)| {
         // Clients want the field, also where there is nothing to say.
-        let content = if whole.content.is_empty() && !whole.calls.is_empty() {
-            Value::Null
-        } else {
-            Value::from(whole.content.as_str())
-        };
+        let content = Some(whole.content.as_str()).filter(|content| !content.is_empty());
         let mut message = json!({"role": "assistant", "content": content});
         if !whole.reasoning.is_empty() {
             message["reasoning"] = json!(whole.reasoning);
@@ -206,7 +202,8 @@ impl ChatEncoder {
 
 impl Encoder for ChatEncoder {
     fn begin(&mut self, replies: &Replies) -> String {
-        let first = |index| data(&self.chunk(index, json!({"role": "assistant", "content": ""}), Value::Null, None));
+        let first =
+            |index| data(&self.chunk(index, json!({"role": "assistant", "content": ""}), Value::Null, None));
         (0..replies.count()).map(first).collect()
     }
 
@@ -279,7 +276,10 @@ mod tests {
         .unwrap();
         assert_eq!(form, Form { stream: true, include_usage: false, count: 2 });
         let settings = &request.settings;
-        assert_eq!((settings.max_tokens, settings.logprobs, settings.thinking), (Some(Some(5)), Some(3), Some(true)));
+        assert_eq!(
+            (settings.max_tokens, settings.logprobs, settings.thinking),
+            (Some(Some(5)), Some(3), Some(true))
+        );
         let Prompt::Chat(chat) = &request.prompt else { panic!("a conversation") };
         assert_eq!((&chat.tool_choice, chat.parallel_tool_calls), (&ToolChoice::Required, false));
         assert_eq!(request.adapters, Some(vec![]));

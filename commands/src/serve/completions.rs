@@ -66,7 +66,8 @@ pub fn read(body: &Map<String, Value>) -> Result<(Request, Form), ApiError> {
 
 /// OpenAI's number of alternatives, or mlx-lm's switch.
 fn logprobs(fields: &Fields) -> Result<Option<usize>, ApiError> {
-    let top = fields.number("top_logprobs", range::WIRE_TOP_LOGPROBS)?.and_then(|top| usize::try_from(top).ok());
+    let top =
+        fields.number("top_logprobs", range::WIRE_TOP_LOGPROBS)?.and_then(|top| usize::try_from(top).ok());
     match fields.get("logprobs") {
         None => Ok(top.filter(|top| *top > 0)),
         Some(Value::Bool(on)) => Ok(on.then_some(top.unwrap_or(0))),
@@ -89,7 +90,8 @@ pub async fn handle(
     let head = Head { id: new_id("cmpl-"), created: now(), model: app.served.id.clone() };
     if form.stream {
         let offsets = vec![0; form.count];
-        let encoder = CompletionEncoder { head, include_usage: form.include_usage, usage: Usage::default(), offsets };
+        let encoder =
+            CompletionEncoder { head, include_usage: form.include_usage, usage: Usage::default(), offsets };
         return Ok(respond(started, encoder, log));
     }
     let warning = started.warning;
@@ -124,7 +126,8 @@ fn logprobs_json(tokens: &[TokenLogprobs], offset: &mut usize) -> Value {
         })
         .collect();
     let top = |token: &TokenLogprobs| {
-        let entry = |candidate: &crate::engine::Candidate| (candidate.token.clone(), json!(candidate.logprob));
+        let entry =
+            |candidate: &crate::engine::Candidate| (candidate.token.clone(), json!(candidate.logprob));
         Value::Object(token.top_logprobs.iter().map(entry).collect())
     };
     json!({
@@ -160,7 +163,9 @@ impl Encoder for CompletionEncoder {
         let text: String = piece
             .events
             .iter()
-            .filter_map(|event| if let ReplyEvent::Content(text) = event { Some(text.as_str()) } else { None })
+            .filter_map(
+                |event| if let ReplyEvent::Content(text) = event { Some(text.as_str()) } else { None },
+            )
             .collect();
         let logprobs = match (&piece.logprobs, self.offsets.get_mut(index)) {
             (Some(token), Some(offset)) => logprobs_json(std::slice::from_ref(token), offset),

@@ -75,9 +75,8 @@ fn guided_json(fields: &Fields) -> Result<Option<Constraint>, ApiError> {
 fn json_schema(fields: &Fields, name: &str) -> Result<Option<Constraint>, ApiError> {
     let schema = match fields.get(name) {
         None => return Ok(None),
-        Some(Value::String(text)) => {
-            serde_json::from_str(text).map_err(|_| fields.wrong(name, "must be a JSON schema, or its text"))?
-        }
+        Some(Value::String(text)) => serde_json::from_str(text)
+            .map_err(|_| fields.wrong(name, "must be a JSON schema, or its text"))?,
         Some(schema) => schema.clone(),
     };
     schema_of(schema, fields, name).map(strict).map(Some)
@@ -94,7 +93,9 @@ fn choices(fields: &Fields, name: &str) -> Result<Option<Constraint>, ApiError> 
     let Some(list) = fields.list(name)? else { return Ok(None) };
     let texts: Option<Vec<_>> = list.iter().map(|text| text.as_str().map(str::to_owned)).collect();
     match texts {
-        Some(texts) if !texts.is_empty() && !texts.iter().any(String::is_empty) => Ok(Some(Constraint::Choice(texts))),
+        Some(texts) if !texts.is_empty() && !texts.iter().any(String::is_empty) => {
+            Ok(Some(Constraint::Choice(texts)))
+        }
         _ => Err(fields.wrong(name, "must be a list of texts, none of them empty")),
     }
 }
@@ -127,8 +128,12 @@ pub fn instruction(constraint: &Constraint) -> String {
         Constraint::JsonSchema { schema, .. } => {
             format!("Reply with JSON that this JSON schema describes, and nothing else: {schema}")
         }
-        Constraint::Regex(pattern) => format!("Reply with text that this regular expression matches: {pattern}"),
-        Constraint::Choice(choices) => format!("Reply with one of these texts and nothing else: {}", choices.join(", ")),
+        Constraint::Regex(pattern) => {
+            format!("Reply with text that this regular expression matches: {pattern}")
+        }
+        Constraint::Choice(choices) => {
+            format!("Reply with one of these texts and nothing else: {}", choices.join(", "))
+        }
         Constraint::Lark(grammar) | Constraint::Gbnf(grammar) => {
             format!("Reply with text that this grammar describes, and nothing else:\n{grammar}")
         }
@@ -152,8 +157,12 @@ mod tests {
         let expected = Some(strict(schema.clone()));
         assert_eq!(parse(json!({})).unwrap(), None);
         assert_eq!(parse(json!({"response_format": {"type": "text"}})).unwrap(), None);
-        assert_eq!(parse(json!({"response_format": {"type": "json_object"}})).unwrap(), Some(Constraint::JsonObject));
-        let format = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": true}});
+        assert_eq!(
+            parse(json!({"response_format": {"type": "json_object"}})).unwrap(),
+            Some(Constraint::JsonObject)
+        );
+        let format =
+            json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": true}});
         assert_eq!(parse(json!({"response_format": format})).unwrap(), expected);
         let flat = json!({"type": "json_schema", "name": "n", "schema": schema});
         assert_eq!(parse(json!({"response_format": flat})).unwrap(), expected);

@@ -46,10 +46,8 @@ impl Defaults {
         SamplingParams {
             temperature,
             top_p: settings.top_p.or(self.top_p).or(self.model.top_p).unwrap_or(0.0),
-            min_p: (min_p > 0.0).then(|| MinP {
-                p: min_p,
-                min_tokens_to_keep: settings.min_tokens_to_keep.unwrap_or(1),
-            }),
+            min_p: (min_p > 0.0)
+                .then(|| MinP { p: min_p, min_tokens_to_keep: settings.min_tokens_to_keep.unwrap_or(1) }),
             xtc: (xtc > 0.0).then(|| Xtc {
                 probability: xtc,
                 threshold: settings.xtc_threshold.unwrap_or(XTC_THRESHOLD),
@@ -90,23 +88,33 @@ mod tests {
     use super::*;
 
     fn model(temperature: f64) -> GenerationConfig {
-        GenerationConfig { temperature: Some(temperature), top_k: Some(40), top_p: Some(0.9), ..Default::default() }
+        GenerationConfig {
+            temperature: Some(temperature),
+            top_k: Some(40),
+            top_p: Some(0.9),
+            ..Default::default()
+        }
     }
 
     #[test]
     fn request_then_flag_then_model_then_fallback() {
         let request = Settings { temperature: Some(0.1), ..Settings::default() };
         let nothing = Settings::default();
-        let all = Defaults { temperature: Some(0.2), top_k: Some(3), model: model(0.3), ..Defaults::default() };
+        let all =
+            Defaults { temperature: Some(0.2), top_k: Some(3), model: model(0.3), ..Defaults::default() };
         let model = Defaults { model: model(0.3), ..Defaults::default() };
         let fallback = Defaults::default();
-        let temperature = |defaults: &Defaults, settings: &Settings| defaults.sampling(settings, false).temperature;
+        let temperature =
+            |defaults: &Defaults, settings: &Settings| defaults.sampling(settings, false).temperature;
         assert_eq!(temperature(&all, &request), 0.1);
         assert_eq!(temperature(&all, &nothing), 0.2);
         assert_eq!(temperature(&model, &nothing), 0.3);
         assert_eq!(temperature(&fallback, &nothing), 0.7);
         assert_eq!((all.sampling(&nothing, false).top_k, model.sampling(&nothing, false).top_k), (3, 40));
-        assert_eq!((model.sampling(&nothing, false).top_p, fallback.sampling(&nothing, false).top_p), (0.9, 0.0));
+        assert_eq!(
+            (model.sampling(&nothing, false).top_p, fallback.sampling(&nothing, false).top_p),
+            (0.9, 0.0)
+        );
     }
 
     #[test]
@@ -121,7 +129,8 @@ mod tests {
 
     #[test]
     fn s7_windows_and_thresholds_are_mlx_lms() {
-        let settings = Settings { xtc_probability: Some(0.5), repetition: (Some(1.2), None), ..Settings::default() };
+        let settings =
+            Settings { xtc_probability: Some(0.5), repetition: (Some(1.2), None), ..Settings::default() };
         let defaults = Defaults::default();
         assert_eq!(defaults.sampling(&settings, false).xtc.unwrap().threshold, 0.1);
         assert_eq!(defaults.penalties(&settings).repetition.unwrap().context_size, 20);

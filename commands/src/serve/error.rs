@@ -33,14 +33,12 @@ pub struct ApiError {
     pub param: Option<String>,
     /// A word that programs look for.
     pub code: Option<&'static str>,
-    /// Methods that the path has instead.
-    pub allow: Option<&'static str>,
 }
 
 impl ApiError {
     /// An error of this status.
     pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), param: None, code: None, allow: None }
+        Self { status, message: message.into(), param: None, code: None }
     }
 
     /// The request makes no sense.
@@ -80,7 +78,11 @@ impl ApiError {
         let message = format!(
             "the prompt has {prompt} tokens and the model's context is {context}, a reply included; shorten the prompt"
         );
-        Self { code: Some("context_length_exceeded"), param: Some("messages".to_owned()), ..Self::invalid(message) }
+        Self {
+            code: Some("context_length_exceeded"),
+            param: Some("messages".to_owned()),
+            ..Self::invalid(message)
+        }
     }
 
     /// With a word that programs look for.
@@ -124,9 +126,6 @@ impl ApiError {
         if matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
-        if let Some(allow) = self.allow {
-            headers.insert(header::ALLOW, HeaderValue::from_static(allow));
-        }
         response
     }
 }
@@ -160,7 +159,10 @@ mod tests {
     #[test]
     fn statuses_bring_their_headers() {
         let response = ApiError::busy().response(Dialect::OpenAi);
-        assert_eq!((response.status().as_u16(), &response.headers()["retry-after"]), (429, &"1".parse().unwrap()));
+        assert_eq!(
+            (response.status().as_u16(), &response.headers()["retry-after"]),
+            (429, &"1".parse().unwrap())
+        );
         let response = ApiError::new(StatusCode::UNAUTHORIZED, "x").response(Dialect::Anthropic);
         assert_eq!(response.headers()["www-authenticate"], "Bearer");
     }

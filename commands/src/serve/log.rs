@@ -168,7 +168,8 @@ mod clock {
         let (days, second) = (seconds / 86_400, seconds % 86_400);
         let shifted = days + 719_468;
         let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-        let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+        let year_of_era =
+            (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
         let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
         let shifted_month = (5 * day_of_year + 2) / 153;
         let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
@@ -198,7 +199,8 @@ mod tests {
     fn a_request_is_one_line_when_it_is_over() {
         let (printer, captured) = Printer::captured(Verbosity::Default);
         let log = Log::new(printer, LogFormat::Json);
-        let request = RequestLog::new(log, Arc::default(), "r1".to_owned(), "POST".to_owned(), "/v1/x".to_owned());
+        let request =
+            RequestLog::new(log, Arc::default(), "r1".to_owned(), "POST".to_owned(), "/v1/x".to_owned());
         request.status(200);
         request.streaming();
         let streaming = Arc::clone(&request);
@@ -207,14 +209,18 @@ mod tests {
         streaming.finished(Usage { prompt: 3, cached: 1, completion: 5, reasoning: 0 });
         drop(streaming);
         let line: Value = serde_json::from_str(&captured.err()).unwrap();
-        assert_eq!((&line["status"], &line["prompt_tokens"], &line["id"]), (&json!(200), &json!(3), &json!("r1")));
+        assert_eq!(
+            (&line["status"], &line["prompt_tokens"], &line["id"]),
+            (&json!(200), &json!(3), &json!("r1"))
+        );
     }
 
     #[test]
     fn a_client_that_goes_is_told_apart() {
         let (printer, captured) = Printer::captured(Verbosity::Default);
         let log = Log::new(printer, LogFormat::Text);
-        let request = RequestLog::new(log, Arc::default(), "r1".to_owned(), "POST".to_owned(), "/v1/x".to_owned());
+        let request =
+            RequestLog::new(log, Arc::default(), "r1".to_owned(), "POST".to_owned(), "/v1/x".to_owned());
         request.status(200);
         request.streaming();
         drop(request);

@@ -32,7 +32,8 @@ impl Histogram {
             let _ = writeln!(page, "{name}_bucket{{le=\"{bound}\"}} {count}");
         }
         let Self { total, sum, .. } = self;
-        let _ = writeln!(page, "{name}_bucket{{le=\"+Inf\"}} {total}\n{name}_sum {sum}\n{name}_count {total}");
+        let _ =
+            writeln!(page, "{name}_bucket{{le=\"+Inf\"}} {total}\n{name}_sum {sum}\n{name}_count {total}");
     }
 }
 
@@ -64,7 +65,14 @@ pub struct Gauge {
 
 impl Metrics {
     /// Counts a request that is over.
-    pub fn request(&self, route: &str, status: u16, seconds: f64, first_token: Option<f64>, usage: Option<Usage>) {
+    pub fn request(
+        &self,
+        route: &str,
+        status: u16,
+        seconds: f64,
+        first_token: Option<f64>,
+        usage: Option<Usage>,
+    ) {
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         *counts.requests.entry((route.to_owned(), status)).or_default() += 1;
         counts.duration.add(seconds);
@@ -95,8 +103,16 @@ impl Metrics {
         ] {
             let _ = writeln!(page, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {value}");
         }
-        counts.duration.write(&mut page, "mlx_bun_request_duration_seconds", "From a request to the end of its reply");
-        counts.first_token.write(&mut page, "mlx_bun_time_to_first_token_seconds", "From a request to its first text");
+        counts.duration.write(
+            &mut page,
+            "mlx_bun_request_duration_seconds",
+            "From a request to the end of its reply",
+        );
+        counts.first_token.write(
+            &mut page,
+            "mlx_bun_time_to_first_token_seconds",
+            "From a request to its first text",
+        );
         for Gauge { name, help, kind, value } in gauges {
             let _ = writeln!(page, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}");
         }
@@ -111,7 +127,13 @@ mod tests {
     #[test]
     fn counts_add_up() {
         let metrics = Metrics::default();
-        metrics.request("/v1/x", 200, 0.3, Some(0.02), Some(Usage { prompt: 2, cached: 1, completion: 3, reasoning: 0 }));
+        metrics.request(
+            "/v1/x",
+            200,
+            0.3,
+            Some(0.02),
+            Some(Usage { prompt: 2, cached: 1, completion: 3, reasoning: 0 }),
+        );
         metrics.request("/v1/x", 200, 99.0, None, None);
         let gauge = Gauge { name: "g", help: "a gauge", kind: "gauge", value: 1.5 };
         let page = metrics.page(&[gauge]);

@@ -70,17 +70,19 @@ impl App {
     pub fn prompt_tokens(&self, prompt: &Prompt) -> Result<Vec<u32>, ApiError> {
         let tokenizer = self.tokenizer();
         let encoded = match prompt {
-            Prompt::Tokens(ids) => Ok(ids.clone()),
             Prompt::Text(text) => {
                 check_length(text.len())?;
                 tokenizer.encode_prompt(text)
             }
             Prompt::Chat(chat) => {
-                check_length(chat.messages.iter().flat_map(Map::values).filter_map(Value::as_str).map(str::len).sum())?;
+                check_length(
+                    chat.messages.iter().flat_map(Map::values).filter_map(Value::as_str).map(str::len).sum(),
+                )?;
                 tokenizer.encode(&self.render(chat)?, false)
             }
         };
-        let ids = encoded.map_err(|error| ApiError::invalid(format!("the prompt cannot be tokenized: {error}")))?;
+        let ids =
+            encoded.map_err(|error| ApiError::invalid(format!("the prompt cannot be tokenized: {error}")))?;
         match ids.is_empty() {
             true => Err(ApiError::invalid("the prompt is empty")),
             false => Ok(ids),
@@ -89,12 +91,15 @@ impl App {
 
     fn render(&self, chat: &Chat) -> Result<String, ApiError> {
         let mut messages = chat.messages.clone();
-        let has_system = messages.iter().any(|message| message.get("role").is_some_and(|role| role == "system"));
+        let has_system =
+            messages.iter().any(|message| message.get("role").is_some_and(|role| role == "system"));
         if let Some(system) = self.policy.system_prompt.as_ref().filter(|_| !has_system) {
             messages.insert(0, message("system", system));
         }
         let tools = tools::for_template(&chat.tools);
-        self.renderer.render(&messages, &tools, false, &chat.variables).map_err(|error| template_error(&error))
+        self.renderer
+            .render(&messages, &tools, false, &chat.variables)
+            .map_err(|error| template_error(&error))
     }
 
     /// Whether a conversation is answered with reasoning: the request, then `--thinking`, then the model decides.
@@ -138,7 +143,7 @@ impl App {
                 let schemas = ToolSchemas::from_openai(&chat.tools);
                 (Some(self.format.parser(self.tokenizer(), &ids, schemas)), chat.parallel_tool_calls)
             }
-            Prompt::Text(_) | Prompt::Tokens(_) => (None, true),
+            Prompt::Text(_) => (None, true),
         };
         let adapters = match &request.adapters {
             Some(adapters) => adapters.clone(),
@@ -149,7 +154,11 @@ impl App {
     }
 
     /// What the reply must look like: calls where they are required, else what the request says.
-    fn constraint(&self, prompt: &Prompt, asked: Option<&Constraint>) -> Result<Option<Constraint>, ApiError> {
+    fn constraint(
+        &self,
+        prompt: &Prompt,
+        asked: Option<&Constraint>,
+    ) -> Result<Option<Constraint>, ApiError> {
         let Prompt::Chat(chat) = prompt else { return Ok(asked.cloned()) };
         let named = match &chat.tool_choice {
             ToolChoice::Named(name) => Some(name.as_str()),
@@ -164,17 +173,25 @@ impl App {
             ToolChoice::Auto | ToolChoice::None => return Ok(asked.cloned()),
         };
         let parser = self.format.tool_parser().ok_or_else(|| {
-            ApiError::field("tool_choice", "asks for a call, and this model's chat template knows no tool calls")
+            ApiError::field(
+                "tool_choice",
+                "asks for a call, and this model's chat template knows no tool calls",
+            )
         })?;
         let schemas = ToolSchemas::from_openai(&chat.tools);
         let calls = CalledTools::new(parser, &schemas, named, chat.parallel_tool_calls);
         calls.map(|calls| Some(Constraint::ToolCalls(calls))).map_err(|error| grammar_error(&error))
     }
 
-    fn grammar(&self, constraint: &Constraint, prompt: &Prompt, ids: &[u32]) -> Result<Grammar, GrammarError> {
+    fn grammar(
+        &self,
+        constraint: &Constraint,
+        prompt: &Prompt,
+        ids: &[u32],
+    ) -> Result<Grammar, GrammarError> {
         let reasoning = match prompt {
             Prompt::Chat(_) => reasoning_before(self.tokenizer(), ids, true),
-            Prompt::Text(_) | Prompt::Tokens(_) => Reasoning::None,
+            Prompt::Text(_) => Reasoning::None,
         };
         self.grammars()?.compile(constraint, reasoning)
     }
@@ -244,9 +261,10 @@ pub fn submit_error(error: &SubmitError) -> ApiError {
         SubmitError::Busy { .. } => ApiError::busy(),
         SubmitError::Stopped | SubmitError::Dead => ApiError::unavailable(),
         SubmitError::Invalid(error) => stream_error(error),
-        SubmitError::UnknownAdapter(id) => {
-            ApiError::field("adapter", format!("`{id}` is not mounted; GET /v1/adapters lists those that are"))
-        }
+        SubmitError::UnknownAdapter(id) => ApiError::field(
+            "adapter",
+            format!("`{id}` is not mounted; GET /v1/adapters lists those that are"),
+        ),
         SubmitError::OverKvBudget { .. } | SubmitError::OverMemoryBudget { .. } => {
             ApiError::invalid(error.to_string()).code("context_over_budget")
         }
@@ -268,6 +286,8 @@ fn stream_error(error: &StreamError) -> ApiError {
         StreamError::Step(StepError::Mlx(_) | StepError::NanLogits) | StreamError::Mlx(_) => {
             ApiError::internal(error.to_string())
         }
-        StreamError::Step(_) | StreamError::Stop(_) | StreamError::NoTokens => ApiError::invalid(error.to_string()),
+        StreamError::Step(_) | StreamError::Stop(_) | StreamError::NoTokens => {
+            ApiError::invalid(error.to_string())
+        }
     }
 }

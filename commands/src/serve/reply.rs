@@ -328,7 +328,8 @@ impl Choice {
             self.reasoning_tokens += usize::from(self.in_reasoning);
         }
         self.count_calls(&mut events, parallel);
-        let logprobs = chunk.token.zip(chunk.logprobs).map(|(id, logprobs)| TokenLogprobs::new(tokenizer, id, logprobs));
+        let logprobs =
+            chunk.token.zip(chunk.logprobs).map(|(id, logprobs)| TokenLogprobs::new(tokenizer, id, logprobs));
         Piece { events, logprobs }
     }
 
@@ -398,9 +399,7 @@ impl Whole {
 
 /// Tokens with their log-probabilities in OpenAI's form.
 pub fn logprobs_json<'a>(tokens: impl IntoIterator<Item = &'a TokenLogprobs>) -> Value {
-    let entry = |candidate: &Candidate| {
-        json!({"token": candidate.token, "logprob": candidate.logprob, "bytes": candidate.bytes, "id": candidate.id})
-    };
+    let entry = |candidate: &Candidate| json!({"token": candidate.token, "logprob": candidate.logprob, "bytes": candidate.bytes, "id": candidate.id});
     let token = |token: &TokenLogprobs| {
         let mut whole = entry(&token.chosen);
         whole["top_logprobs"] = token.top_logprobs.iter().map(entry).collect();

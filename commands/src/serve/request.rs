@@ -33,8 +33,6 @@ pub struct Request {
 pub enum Prompt {
     /// Text as it is.
     Text(String),
-    /// Token ids as they are.
-    Tokens(Vec<u32>),
     /// A conversation.
     Chat(Chat),
 }
@@ -171,7 +169,9 @@ fn hlg(fields: &Fields) -> Result<Option<Option<Hlg>>, ApiError> {
         None => return Ok(None),
         Some(Value::Bool(on)) => return Ok(Some(on.then_some(usual))),
         Some(Value::Object(numbers)) => Fields::inside(numbers, "hlg"),
-        Some(_) => return Err(fields.wrong("hlg", "must be true, false or an object with the curve's numbers")),
+        Some(_) => {
+            return Err(fields.wrong("hlg", "must be true, false or an object with the curve's numbers"));
+        }
     };
     let number = |name: &str, usual: f32| numbers.number(name, range::HLG).map(|n| n.unwrap_or(usual));
     Ok(Some(Some(Hlg {
@@ -294,7 +294,9 @@ fn message(value: &Value, at: &str) -> Result<Message, ApiError> {
         None | Some(Value::Null) => String::new(),
         Some(Value::String(text)) => text.clone(),
         Some(Value::Array(parts)) => text_of_parts(parts, &format!("{at}.content"))?,
-        Some(_) => return Err(ApiError::field(&format!("{at}.content"), "must be a text or a list of parts")),
+        Some(_) => {
+            return Err(ApiError::field(&format!("{at}.content"), "must be a text or a list of parts"));
+        }
     };
     message.insert("content".to_owned(), Value::from(content));
     // Templates know one of the two names.
@@ -323,11 +325,14 @@ fn check_calls(message: &Message, at: &str) -> Result<(), ApiError> {
 /// # Errors
 /// A part is no text.
 pub fn text_of_parts(parts: &[Value], at: &str) -> Result<String, ApiError> {
-    let text = |(index, part): (usize, &Value)| match part {
-        Value::String(text) => Ok(text.as_str()),
-        part => part_text(part, &format!("{at}[{index}]")),
-    };
-    parts.iter().enumerate().map(text).collect()
+    let mut text = String::new();
+    for (index, part) in parts.iter().enumerate() {
+        text.push_str(match part {
+            Value::String(text) => text,
+            part => part_text(part, &format!("{at}[{index}]"))?,
+        });
+    }
+    Ok(text)
 }
 
 fn part_text<'a>(part: &'a Value, at: &str) -> Result<&'a str, ApiError> {
@@ -341,7 +346,8 @@ fn part_text<'a>(part: &'a Value, at: &str) -> Result<&'a str, ApiError> {
 
 /// The refusal of a picture or a sound.
 pub fn no_media(kind: &str, at: &str) -> ApiError {
-    ApiError::field(at, format!("is of type `{kind}`; this server takes text only")).code("unsupported_content")
+    ApiError::field(at, format!("is of type `{kind}`; this server takes text only"))
+        .code("unsupported_content")
 }
 
 #[cfg(test)]
@@ -378,10 +384,19 @@ mod tests {
             let fields = Fields::new(&body);
             Settings::read(&fields).and_then(|s| s.with_logit_bias(&fields)).unwrap_err().message
         };
-        assert_eq!(message(json!({"logit_bias": {"1": null}})), "`logit_bias` the value of token 1 is not a number");
+        assert_eq!(
+            message(json!({"logit_bias": {"1": null}})),
+            "`logit_bias` the value of token 1 is not a number"
+        );
         assert_eq!(message(json!({"temperature": "hot"})), "`temperature` must be a number in [0, 5]");
-        assert_eq!(message(json!({"seed": -1})), "`seed` must be a whole number in [0, 18446744073709551615]");
-        assert_eq!(message(json!({"hlg": 3})), "`hlg` must be true, false or an object with the curve's numbers");
+        assert_eq!(
+            message(json!({"seed": -1})),
+            "`seed` must be a whole number in [0, 18446744073709551615]"
+        );
+        assert_eq!(
+            message(json!({"hlg": 3})),
+            "`hlg` must be true, false or an object with the curve's numbers"
+        );
     }
 
     #[test]
@@ -421,10 +436,13 @@ mod tests {
     #[test]
     fn x5_a_template_in_a_request_is_refused() {
         let parse = |value: Value| template_variables(&Fields::new(&body(value)));
-        assert!(parse(json!({"chat_template": "{{ 1 }}"})).unwrap_err().message.contains("`--chat-template`"));
+        assert!(
+            parse(json!({"chat_template": "{{ 1 }}"})).unwrap_err().message.contains("`--chat-template`")
+        );
         assert!(parse(json!({"chat_template_kwargs": {"chat_template": "x"}})).is_err());
         let (variables, thinking) =
-            parse(json!({"chat_template_kwargs": {"enable_thinking": false}, "reasoning_effort": "high"})).unwrap();
+            parse(json!({"chat_template_kwargs": {"enable_thinking": false}, "reasoning_effort": "high"}))
+                .unwrap();
         assert_eq!((thinking, variables.get("reasoning_effort")), (Some(false), Some(&json!("high"))));
         assert_eq!(parse(json!({"reasoning_effort": "none"})).unwrap().1, Some(false));
         assert!(parse(json!({"reasoning_effort": "some"})).is_err());
@@ -450,6 +468,9 @@ mod tests {
             message(json!([{"role": "user", "content": [{"type": "image_url"}]}])),
             "`messages[0].content[0]` is of type `image_url`; this server takes text only"
         );
-        assert!(message(json!([{"role": "assistant", "tool_calls": [{}]}])).contains("tool_calls[0].function.name"));
+        assert!(
+            message(json!([{"role": "assistant", "tool_calls": [{}]}]))
+                .contains("tool_calls[0].function.name")
+        );
     }
 }

@@ -36,20 +36,24 @@ pub fn read(fields: &Fields) -> Result<Vec<Value>, ApiError> {
 /// A name is missing, absurd or there twice, parameters are no schema, or there are too many.
 pub fn checked(tools: Vec<Value>) -> Result<Vec<Value>, ApiError> {
     if tools.len() > MOST_TOOLS {
-        return Err(ApiError::field("tools", format!("has {} tools; at most {MOST_TOOLS} are taken", tools.len())));
+        return Err(ApiError::field(
+            "tools",
+            format!("has {} tools; at most {MOST_TOOLS} are taken", tools.len()),
+        ));
     }
-    let mut names: Vec<&str> = Vec::new();
+    let mut names: Vec<String> = Vec::new();
     for (index, tool) in tools.iter().enumerate() {
         let at = format!("tools[{index}].function");
         let function = tool.get("function").and_then(Value::as_object);
-        let function = Fields::inside(function.ok_or_else(|| ApiError::field(&at, "must be an object"))?, &at);
+        let function =
+            Fields::inside(function.ok_or_else(|| ApiError::field(&at, "must be an object"))?, &at);
         match function.text("name")? {
             None | Some("") => return Err(function.wrong("name", "is missing")),
             Some(name) if name.len() > LONGEST_NAME => return Err(function.wrong("name", "is too long")),
-            Some(name) if names.contains(&name) => {
+            Some(name) if names.iter().any(|known| known == name) => {
                 return Err(function.wrong("name", format!("is `{name}`, as another tool's is")));
             }
-            Some(name) => names.push(name),
+            Some(name) => names.push(name.to_owned()),
         }
         function.object("parameters")?;
     }
@@ -116,7 +120,9 @@ fn add_types(schema: &mut Value, deepest: usize) {
             ("properties" | "$defs" | "definitions" | "patternProperties", Value::Object(schemas)) => {
                 schemas.values_mut().for_each(|schema| add_types(schema, deepest - 1));
             }
-            ("items" | "additionalProperties" | "not", schema @ Value::Object(_)) => add_types(schema, deepest - 1),
+            ("items" | "additionalProperties" | "not", schema @ Value::Object(_)) => {
+                add_types(schema, deepest - 1)
+            }
             ("anyOf" | "oneOf" | "allOf" | "prefixItems", Value::Array(schemas)) => {
                 schemas.iter_mut().for_each(|schema| add_types(schema, deepest - 1));
             }
@@ -148,7 +154,8 @@ fn implied_type(schema: &Map<String, Value>) -> Value {
     if schema.contains_key("items") {
         return Value::from("array");
     }
-    let branches = ["anyOf", "oneOf", "allOf"].iter().filter_map(|name| schema.get(*name)?.as_array()).flatten();
+    let branches =
+        ["anyOf", "oneOf", "allOf"].iter().filter_map(|name| schema.get(*name)?.as_array()).flatten();
     let typed = branches.filter_map(|branch| branch.get("type")).find(|kind| kind.is_string());
     typed.cloned().unwrap_or_else(|| Value::from("string"))
 }
@@ -171,7 +178,8 @@ mod tests {
 
     #[test]
     fn choices_have_many_spellings() {
-        let choice = |choice: Value| parse(json!({"tools": [tool("f")], "tool_choice": choice})).map(|(_, c)| c);
+        let choice =
+            |choice: Value| parse(json!({"tools": [tool("f")], "tool_choice": choice})).map(|(_, c)| c);
         assert_eq!(choice(json!(null)).unwrap(), ToolChoice::Auto);
         assert_eq!(choice(json!("none")).unwrap(), ToolChoice::None);
         assert_eq!(choice(json!("required")).unwrap(), ToolChoice::Required);
@@ -186,9 +194,15 @@ mod tests {
     #[test]
     fn tools_that_cannot_be_called_are_refused() {
         let message = |tools: Value| parse(json!({"tools": tools})).unwrap_err().message;
-        assert_eq!(message(json!([{"type": "web_search"}])), "`tools[0]` is of type `web_search`; only `function` is supported");
+        assert_eq!(
+            message(json!([{"type": "web_search"}])),
+            "`tools[0]` is of type `web_search`; only `function` is supported"
+        );
         assert_eq!(message(json!([{"type": "function"}])), "`tools[0].function` must be an object");
-        assert_eq!(message(json!([tool("f"), tool("f")])), "`tools[1].function.name` is `f`, as another tool's is");
+        assert_eq!(
+            message(json!([tool("f"), tool("f")])),
+            "`tools[1].function.name` is `f`, as another tool's is"
+        );
         assert_eq!(message(json!([tool("")])), "`tools[0].function.name` is missing");
     }
 
@@ -202,7 +216,10 @@ mod tests {
         let parameters = &shown[0]["function"]["parameters"];
         assert_eq!(parameters["type"], "object");
         let kind = |name: &str| parameters["properties"][name]["type"].clone();
-        assert_eq!([kind("a"), kind("b"), kind("c"), kind("d"), kind("e")], ["integer", "array", "number", "string", "null"]);
+        assert_eq!(
+            [kind("a"), kind("b"), kind("c"), kind("d"), kind("e")],
+            ["integer", "array", "number", "string", "null"]
+        );
         assert_eq!(parameters["properties"]["b"]["items"]["type"], "string");
         let bare = for_template(&[json!({"type": "function", "function": {"name": "f"}})]);
         assert_eq!(bare[0]["function"]["parameters"]["type"], "object");

@@ -2,6 +2,8 @@
 
 #![allow(dead_code)] // each test program uses its part
 
+pub mod server;
+
 use std::process::{Command, Stdio};
 
 /// The program in a clean environment: no model, history or cache lies in its home.
