@@ -87,9 +87,15 @@ impl Sequence {
         &self.caches
     }
 
-    /// The caches, for others to go on with.
-    pub fn into_caches(self) -> Vec<LayerCache> {
-        self.caches
+    /// The caches, for others to go on with; this sequence is at its end.
+    pub fn take_caches(&mut self) -> Vec<LayerCache> {
+        self.in_flight = None;
+        std::mem::take(&mut self.caches)
+    }
+
+    /// Whether the first step has not begun.
+    pub fn is_in_prompt(&self) -> bool {
+        self.fed < self.prompt.len()
     }
 
     /// Prompt tokens to [`feed`](Self::feed): all but the last, with which [`start`](Self::start) begins.

@@ -13,7 +13,7 @@ use crate::structured::grammar::{Grammar, GrammarError};
 pub const PREFILL_STEP_SIZE: usize = 2048;
 
 /// Packing of the key-value cache while generating.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KvQuantization {
     /// Bits a value.
     pub bits: u8,
@@ -132,8 +132,7 @@ pub struct TokenGenerator<'a> {
     model: &'a dyn Model,
     /// Where the caches return to.
     home: &'a mut Vec<LayerCache>,
-    /// `None` only while this is dropped.
-    sequence: Option<Sequence>,
+    sequence: Sequence,
     prefill_step_size: usize,
     begun: bool,
 }
@@ -144,9 +143,7 @@ impl Drop for TokenGenerator<'_> {
     fn drop(&mut self) {
         // An error here is one that nobody is left to be told of.
         let _ = mlx::synchronize();
-        if let Some(sequence) = self.sequence.take() {
-            *self.home = sequence.into_caches();
-        }
+        *self.home = self.sequence.take_caches();
     }
 }
 
@@ -164,7 +161,7 @@ impl<'a> TokenGenerator<'a> {
         options.validate(prompt, &Limits::of(model))?;
         let sequence = Sequence::new(model, std::mem::take(caches), prompt, options)?;
         let prefill_step_size = options.prefill_step_size;
-        Ok(Self { model, home: caches, sequence: Some(sequence), prefill_step_size, begun: false })
+        Ok(Self { model, home: caches, sequence, prefill_step_size, begun: false })
     }
 
     /// Feeds the prompt and starts the first step. Returns `Break` when `progress` asked to stop.
@@ -173,7 +170,7 @@ impl<'a> TokenGenerator<'a> {
     /// MLX's and the grammar's.
     pub fn prefill(&mut self, progress: Progress) -> Result<ControlFlow, StepError> {
         self.begun = true;
-        let Some(sequence) = &mut self.sequence else { return Ok(ControlFlow::Break(())) };
+        let sequence = &mut self.sequence;
         let total = sequence.unfed() + 1;
         let mut done = 0;
         if progress(done, total).is_break() {
@@ -203,7 +200,6 @@ impl<'a> TokenGenerator<'a> {
         if !self.begun {
             let _ = self.prefill(&mut |_, _| ControlFlow::Continue(()))?;
         }
-        let Some(sequence) = &mut self.sequence else { return Ok(None) };
-        sequence::step(self.model, &mut [sequence]).pop().unwrap_or(Ok(None))
+        sequence::step(self.model, &mut [&mut self.sequence]).pop().unwrap_or(Ok(None))
     }
 }

@@ -15,7 +15,7 @@ pub mod rope;
 
 use crate::cache::{LayerCache, LayerKind};
 use crate::checkpoint::{Config, Taken, TensorSource};
-use crate::lora::Adapter;
+use crate::lora::{Adapter, AdapterSet, Adapters};
 use crate::mlx::{Array, Dtype, Result};
 use loader::{LoadError, Loader};
 
@@ -45,6 +45,9 @@ pub trait Model {
 
     /// What each layer attends to, in order.
     fn layer_kinds(&self) -> &[LayerKind];
+
+    /// Its linear modules, and what adapters put on them.
+    fn adapters(&self) -> &Adapters;
 
     /// Whether mlx-lm's file defines `make_cache`; such a model ignores `max_kv_size` there.
     fn makes_own_cache(&self) -> bool;
@@ -104,10 +107,10 @@ pub fn load(
     tensors: TensorSource,
     compute_dtype: Option<Dtype>,
 ) -> std::result::Result<Box<dyn Model>, LoadError> {
-    load_adapted(config, tensors, compute_dtype, None)
+    Ok(load_with(config, Loader::new(config, tensors, compute_dtype))?.0)
 }
 
-/// [`load`] with an adapter on the layers it is for.
+/// [`load`] with an adapter that is active from the start.
 ///
 /// # Errors
 /// As [`load`], and when the adapter does not fit.
@@ -117,8 +120,12 @@ pub fn load_adapted(
     compute_dtype: Option<Dtype>,
     adapter: Option<Adapter>,
 ) -> std::result::Result<Box<dyn Model>, LoadError> {
-    let loader = Loader::new(config, tensors, compute_dtype).with_adapter(adapter);
-    Ok(load_with(config, loader)?.0)
+    let model = load(config, tensors, compute_dtype)?;
+    if let Some(adapter) = adapter {
+        let adapters = model.adapters();
+        adapters.activate(&AdapterSet::new(vec![adapters.fit(adapter)?])?);
+    }
+    Ok(model)
 }
 
 /// The tensors that a family takes of a checkpoint, those that a converted model consists of. Builds no network and

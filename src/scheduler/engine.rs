@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::budget::KvCost;
 use super::request::{
     AdapterInfo, EmbedError, GenerationRequest, GenerationSink, MountError, RequestId, SubmitError,
 };
@@ -19,6 +20,7 @@ use crate::generate::step::{KvQuantization, PREFILL_STEP_SIZE};
 use crate::generate::stream::StreamError;
 use crate::load::LoadedModel;
 use crate::lora::Adapter;
+use crate::mlx;
 use crate::tokenizer::Tokenizer;
 use crate::tokenizer::chat_template::ChatTemplates;
 
@@ -87,6 +89,9 @@ pub enum StartError<E: std::error::Error + 'static> {
     /// Loading panicked.
     #[error("loading the model failed")]
     Panicked,
+    /// MLX failed.
+    #[error(transparent)]
+    Mlx(mlx::Error),
     /// The budget is less than the weights.
     #[error(
         "the weights take {weights} bytes, the memory budget is {budget}; raise it or take a smaller model"
@@ -103,6 +108,11 @@ pub enum StartError<E: std::error::Error + 'static> {
 pub(super) struct Shared {
     pub(super) options: EngineOptions,
     pub(super) limits: Limits,
+    pub(super) kv_cost: KvCost,
+    /// Bytes that the caches of all active requests may grow to.
+    pub(super) kv_budget: Option<usize>,
+    /// Tokens of one sequence that the memory budget has room for.
+    pub(super) most_tokens: Option<usize>,
     pub(super) state: Mutex<State>,
 }
 
@@ -119,6 +129,28 @@ impl Shared {
     /// The state is whole between any two statements.
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Cuts a request to the memory budget and returns the bytes that its caches may grow to.
+    fn admit(&self, request: &mut GenerationRequest) -> Result<usize, SubmitError> {
+        let prompt = request.prompt.len();
+        if let Some(allowed) = self.most_tokens {
+            if prompt >= allowed {
+                return Err(SubmitError::OverMemoryBudget { needed: prompt + 1, prompt, allowed });
+            }
+            let room = allowed - prompt;
+            request.options.step.max_tokens =
+                Some(request.options.step.max_tokens.map_or(room, |most| most.min(room)));
+        }
+        let context = self.limits.context.map_or(usize::MAX, |context| context.saturating_sub(prompt));
+        let max_tokens = request.options.step.max_tokens.unwrap_or(context);
+        let needed = self.kv_cost.bytes(prompt.saturating_add(max_tokens));
+        match self.kv_budget {
+            Some(budget) if needed > budget => {
+                Err(SubmitError::OverKvBudget { needed, budget, prompt, max_tokens })
+            }
+            _ => Ok(needed),
+        }
     }
 }
 
@@ -192,17 +224,25 @@ impl Engine {
     ) -> Result<RequestId, SubmitError> {
         let shared = &self.shared;
         request.options.step.kv_quantization = shared.options.kv_quantization;
+        request.options.step.prefill_step_size = shared.options.prefill_step_size.max(1);
         request.options.validate(request.prompt.len(), &shared.limits)?;
         request.options.step.validate(&request.prompt, &shared.limits).map_err(StreamError::from)?;
+        let kv_bytes = shared.admit(&mut request)?;
         let id = RequestId(self.next.fetch_add(1, Ordering::Relaxed));
         let mut state = self.open()?;
         if let Some(unknown) = request.adapters.iter().find(|id| !state.adapters.contains_key(*id)) {
             return Err(SubmitError::UnknownAdapter(unknown.clone()));
         }
+        let stacks = |id: &&String| state.adapters.get(*id).is_some_and(|info| info.can_stack);
+        if request.adapters.len() > 1
+            && let Some(alone) = request.adapters.iter().find(|id| !stacks(id))
+        {
+            return Err(SubmitError::CannotStack(alone.clone()));
+        }
         if state.stats.queued >= shared.options.queue {
             return Err(SubmitError::Busy { limit: shared.options.queue });
         }
-        let queued = Box::new(Queued { id, request, sink, since: Instant::now() });
+        let queued = Box::new(Queued { id, request, sink, kv_bytes, since: Instant::now() });
         self.commands.send(Command::Submit(queued)).map_err(|_| SubmitError::Dead)?;
         state.stats.queued += 1;
         state.stats.submitted += 1;
@@ -307,10 +347,17 @@ fn prepare<E: std::error::Error + 'static>(
 ) -> Result<Prepared, StartError<E>> {
     let LoadedModel { model, tokenizer, chat_templates, generation_config, weight_bytes } = loaded;
     let limits = Limits::of(&*model);
-    if let Some(budget) = options.memory_budget
-        && weight_bytes >= budget as u64
-    {
-        return Err(StartError::MemoryBudget { weights: weight_bytes, budget });
+    let kv_cost = KvCost::of(&*model, options.max_kv_size, options.kv_quantization);
+    let kv_cost = kv_cost.map_err(StartError::Mlx)?;
+    let mut kv_budget = options.kv_budget;
+    let mut most_tokens = None;
+    if let Some(budget) = options.memory_budget {
+        let weights = usize::try_from(weight_bytes).unwrap_or(usize::MAX);
+        let Some(usable) = budget.checked_sub(weights).filter(|&usable| usable > 0) else {
+            return Err(StartError::MemoryBudget { weights: weight_bytes, budget });
+        };
+        kv_budget = Some(kv_budget.map_or(usable, |budget| budget.min(usable)));
+        most_tokens = Some(kv_cost.tokens(usable, limits.context.unwrap_or(i32::MAX as usize)));
     }
     let parts = ModelParts {
         tokenizer: Arc::new(tokenizer),
@@ -324,11 +371,12 @@ fn prepare<E: std::error::Error + 'static>(
         alive: true,
         max_batch: options.max_batch.max(1),
         queue_limit: options.queue,
-        kv_budget: options.kv_budget,
+        kv_budget,
+        kv_bytes_per_token: kv_cost.bytes_per_token(),
         prompt_cache: PromptCacheStats { max_bytes: options.prompt_cache_bytes, ..Default::default() },
         ..EngineStats::default()
     };
     let state = State { stats, ..State::default() };
-    let shared = Shared { options, limits, state: Mutex::new(state) };
+    let shared = Shared { options, limits, kv_cost, kv_budget, most_tokens, state: Mutex::new(state) };
     Ok((Arc::new(shared), parts, model))
 }

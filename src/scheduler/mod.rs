@@ -4,8 +4,13 @@
 //! any thread may clone and use. [`Engine::submit`] queues a [`GenerationRequest`]; its [`GenerationSink`] is told of
 //! everything that happens to it. No protocol, no argument parsing and no async runtime is known here.
 
+mod budget;
 mod engine;
+mod listener;
+mod policy;
+mod prefix_cache;
 mod request;
+mod row;
 mod stats;
 mod worker;
 

@@ -1,6 +1,7 @@
 //! What is asked of an engine and what it answers.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::generate::step::StepError;
 use crate::generate::stream::{Chunk, FinishReason, Stats, StreamError, StreamOptions};
@@ -55,8 +56,24 @@ pub struct Summary {
     pub stats: Stats,
     /// Tokens of the prompt that the prompt cache held.
     pub cached_tokens: usize,
+    /// From being accepted to beginning.
+    pub queue_time: Duration,
     /// How it was computed.
     pub lane: Lane,
+}
+
+impl Summary {
+    /// Of a request that never began.
+    pub(super) fn unbegun(queue_time: Duration) -> Self {
+        Self {
+            finish_reason: FinishReason::Cancelled,
+            stop: None,
+            stats: Stats::default(),
+            cached_tokens: 0,
+            queue_time,
+            lane: Lane::Serial,
+        }
+    }
 }
 
 /// What happens to a request. [`Finished`](Self::Finished) or [`Failed`](Self::Failed) comes last, once.
@@ -99,6 +116,9 @@ pub enum GenerationError {
     /// An adapter that was unmounted while the request waited.
     #[error("there is no adapter `{0}` any more")]
     AdapterGone(String),
+    /// The adapters.
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
     /// The engine was stopped before the request began.
     #[error("the engine was stopped")]
     Stopped,
@@ -140,6 +160,9 @@ pub enum SubmitError {
     /// An adapter that is not mounted.
     #[error("there is no adapter `{0}`")]
     UnknownAdapter(String),
+    /// Adapters that cannot be applied together.
+    #[error("`{0}` is a DoRA adapter, which cannot be stacked on others; use it alone")]
+    CannotStack(String),
     /// The caches would be larger than the budget, even alone.
     #[error(
         "the request needs up to {needed} bytes of KV cache for {prompt} prompt tokens and {max_tokens} more, the \
@@ -200,6 +223,8 @@ pub struct AdapterInfo {
     pub modules: usize,
     /// Bytes of its weights.
     pub bytes: usize,
+    /// Whether it can be applied together with others.
+    pub can_stack: bool,
 }
 
 /// Why an adapter cannot be mounted or unmounted.
