@@ -37,7 +37,8 @@ fn streamed(reply: &Reply) -> String {
 fn a_chat_is_answered_as_generate_answers_it() {
     let server = Server::start(&[]);
     let reply = server.ask("/v1/chat/completions", &chat("Hello", 12));
-    let generated = mlx_bun(&["generate", "--model", &checkpoint("llama-f32"), "-q", "--json", "-m", "12", "Hello"]);
+    let generated =
+        mlx_bun(&["generate", "--model", &checkpoint("llama-f32"), "-q", "--json", "-m", "12", "Hello"]);
     let generated: Value = serde_json::from_slice(&{ generated }.output().unwrap().stdout).unwrap();
     assert_eq!(content(&reply), generated["text"].as_str().unwrap());
     assert_eq!(reply["object"], "chat.completion");
@@ -55,13 +56,19 @@ fn a_stream_is_the_same_text_by_the_book() {
     let whole = server.ask("/v1/chat/completions", &chat("Hello", 20));
     let reply = server.post("/v1/chat/completions", &with(chat("Hello", 20), json!({"stream": true})));
     assert_eq!(reply.header("content-type"), Some("text/event-stream"));
-    assert_eq!((reply.header("cache-control"), reply.header("x-accel-buffering")), (Some("no-cache"), Some("no")));
+    assert_eq!(
+        (reply.header("cache-control"), reply.header("x-accel-buffering")),
+        (Some("no-cache"), Some("no"))
+    );
     assert_eq!(streamed(&reply), content(&whole));
     let events: Vec<Value> = reply.events().into_iter().map(|(_, value)| value).collect();
     assert_eq!(events[0]["choices"][0]["delta"], json!({"role": "assistant", "content": ""}));
     assert_eq!(events.last().unwrap(), "[DONE]");
     let last = &events[events.len() - 2];
-    assert_eq!((&last["choices"][0]["delta"], &last["choices"][0]["finish_reason"]), (&json!({}), &json!("length")));
+    assert_eq!(
+        (&last["choices"][0]["delta"], &last["choices"][0]["finish_reason"]),
+        (&json!({}), &json!("length"))
+    );
     assert_eq!(last["usage"]["completion_tokens"], 20);
     for event in &events[..events.len() - 1] {
         assert_eq!((&event["id"], &event["model"]), (&events[0]["id"], &whole["model"]));
@@ -93,7 +100,11 @@ fn every_setting_changes_the_reply() {
     ] {
         assert_ne!(content(&reply(fields.clone())), text, "{fields}");
     }
-    for fields in [json!({"temperature": 3, "top_k": 1}), json!({"temperature": 3, "min_p": 1, "seed": 1}), json!({"n": 1})] {
+    for fields in [
+        json!({"temperature": 3, "top_k": 1}),
+        json!({"temperature": 3, "min_p": 1, "seed": 1}),
+        json!({"n": 1}),
+    ] {
         assert_eq!(content(&reply(fields.clone())), text, "{fields}");
     }
     let stop: String = text.chars().skip(3).take(3).collect();
@@ -101,11 +112,15 @@ fn every_setting_changes_the_reply() {
     assert_eq!(content(&stopped), &text[..text.find(&stop).unwrap()]);
     assert_eq!(stopped["choices"][0]["finish_reason"], "stop");
     let several = reply(json!({"n": 3, "temperature": 1, "seed": 5}));
-    let texts: Vec<_> = several["choices"].as_array().unwrap().iter().map(|c| c["message"]["content"].clone()).collect();
+    let texts: Vec<_> =
+        several["choices"].as_array().unwrap().iter().map(|c| c["message"]["content"].clone()).collect();
     assert!(texts.len() == 3 && texts[0] != texts[1] && texts[1] != texts[2], "{texts:?}");
     assert_eq!(several["usage"]["completion_tokens"], 48);
-    let events = server.post("/v1/chat/completions", &with(chat("Hello", 4), json!({"n": 2, "stream": true}))).events();
-    let indices: Vec<_> = events.iter().filter_map(|(_, event)| event["choices"][0]["index"].as_u64()).collect();
+    let events = server
+        .post("/v1/chat/completions", &with(chat("Hello", 4), json!({"n": 2, "stream": true})))
+        .events();
+    let indices: Vec<_> =
+        events.iter().filter_map(|(_, event)| event["choices"][0]["index"].as_u64()).collect();
     assert!(indices.contains(&0) && indices.contains(&1));
 }
 
@@ -119,7 +134,8 @@ fn log_probabilities_come_whole_and_in_streams() {
     assert_eq!(tokens[0]["top_logprobs"].as_array().unwrap().len(), 2);
     assert_eq!(tokens[0]["top_logprobs"][0]["token"], tokens[0]["token"]);
     assert!(tokens[0]["logprob"].as_f64().unwrap() < 0.0);
-    let stream = server.post("/v1/chat/completions", &with(with(chat("Hello", 5), fields), json!({"stream": true})));
+    let stream =
+        server.post("/v1/chat/completions", &with(with(chat("Hello", 5), fields), json!({"stream": true})));
     let in_stream: Vec<Value> = stream
         .events()
         .iter()
@@ -127,7 +143,8 @@ fn log_probabilities_come_whole_and_in_streams() {
         .flatten()
         .collect();
     assert_eq!(in_stream, tokens);
-    let completion = server.ask("/v1/completions", &json!({"prompt": "Hello", "max_tokens": 4, "logprobs": 1}));
+    let completion =
+        server.ask("/v1/completions", &json!({"prompt": "Hello", "max_tokens": 4, "logprobs": 1}));
     let lists = &completion["choices"][0]["logprobs"];
     assert_eq!(lists["tokens"].as_array().unwrap().len(), 4);
     assert_eq!(lists["text_offset"][0], 0);
@@ -137,13 +154,17 @@ fn log_probabilities_come_whole_and_in_streams() {
 fn completions_continue_a_text() {
     let server = Server::start(&[]);
     let reply = server.ask("/v1/completions", &json!({"prompt": "Hello", "max_tokens": 8}));
-    let generated = mlx_bun(&["generate", "--model", &checkpoint("llama-f32"), "-q", "--raw", "-m", "8", "Hello"]);
+    let generated =
+        mlx_bun(&["generate", "--model", &checkpoint("llama-f32"), "-q", "--raw", "-m", "8", "Hello"]);
     let generated = String::from_utf8({ generated }.output().unwrap().stdout).unwrap();
     assert_eq!(format!("{}\n", reply["choices"][0]["text"].as_str().unwrap()), generated);
     assert_eq!(reply["object"], "text_completion");
     let stream = server.post("/v1/completions", &json!({"prompt": "Hello", "max_tokens": 8, "stream": true}));
-    let text: String =
-        stream.events().iter().filter_map(|(_, event)| event["choices"][0]["text"].as_str().map(str::to_owned)).collect();
+    let text: String = stream
+        .events()
+        .iter()
+        .filter_map(|(_, event)| event["choices"][0]["text"].as_str().map(str::to_owned))
+        .collect();
     assert_eq!(text, reply["choices"][0]["text"].as_str().unwrap());
     let refused = server.post("/v1/completions", &json!({"prompt": [1, 2]}));
     assert_eq!(
@@ -160,15 +181,21 @@ fn replies_have_the_structure_asked_for() {
     let server = Server::start(&[]);
     let schema = json!({"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"],
         "additionalProperties": false});
-    let format = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": true}});
-    for fields in [json!({"response_format": format}), json!({"guided_json": schema}), json!({"structured_outputs": schema})] {
+    let format =
+        json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": true}});
+    for fields in [
+        json!({"response_format": format}),
+        json!({"guided_json": schema}),
+        json!({"structured_outputs": schema}),
+    ] {
         let fields = with(fields, json!({"temperature": 1, "seed": 1}));
         let reply = server.ask("/v1/chat/completions", &with(chat("Hello", 300), fields));
         assert_eq!(reply["choices"][0]["finish_reason"], "stop", "{reply}");
         let object: Value = serde_json::from_str(content(&reply)).unwrap();
         assert!(object["n"].as_i64().unwrap() <= 9, "{object}");
     }
-    let choice = server.ask("/v1/chat/completions", &with(chat("Hello", 20), json!({"guided_choice": ["yes", "no"]})));
+    let choice =
+        server.ask("/v1/chat/completions", &with(chat("Hello", 20), json!({"guided_choice": ["yes", "no"]})));
     assert!(["yes", "no"].contains(&content(&choice)));
     let regex = json!({"prompt": "Hello", "max_tokens": 20, "guided_regex": "[0-9]{3}"});
     let regex = server.ask("/v1/completions", &regex);
@@ -192,7 +219,8 @@ fn j1_j2_j5_what_cannot_be_enforced_is_a_400_and_the_server_lives() {
     server.ask("/v1/chat/completions", &chat("Hello", 2));
     drop(server);
     let lenient = Server::start(&["--grammar-fallback", "prompt"]);
-    let reply = lenient.post("/v1/chat/completions", &with(chat("Hello", 2), json!({"guided_regex": "(?=a)b"})));
+    let reply =
+        lenient.post("/v1/chat/completions", &with(chat("Hello", 2), json!({"guided_regex": "(?=a)b"})));
     assert_eq!(reply.status, 200);
     assert!(reply.header("warning").unwrap().starts_with("grammar not enforced: "));
 }
@@ -211,10 +239,17 @@ fn with_tools() -> Server {
 #[test]
 fn tools_are_called_whole_and_in_streams() {
     let server = with_tools();
-    let body = with(chat("Weather?", 100), json!({"tools": weather(), "tool_choice": "required", "parallel_tool_calls": false}));
+    let body = with(
+        chat("Weather?", 100),
+        json!({"tools": weather(), "tool_choice": "required", "parallel_tool_calls": false}),
+    );
     let reply = server.ask("/v1/chat/completions", &body);
     let choice = &reply["choices"][0];
-    assert_eq!((&choice["finish_reason"], &choice["message"]["content"]), (&json!("tool_calls"), &Value::Null), "{reply}");
+    assert_eq!(
+        (&choice["finish_reason"], &choice["message"]["content"]),
+        (&json!("tool_calls"), &Value::Null),
+        "{reply}"
+    );
     let call = &choice["message"]["tool_calls"][0];
     assert_eq!((&call["type"], &call["function"]["name"]), (&json!("function"), &json!("get_weather")));
     let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
@@ -228,7 +263,8 @@ fn tools_are_called_whole_and_in_streams() {
         .collect();
     assert_eq!(calls.len(), 1);
     assert_eq!((&calls[0]["index"], &calls[0]["function"]), (&json!(0), &call["function"]));
-    let named = json!({"tools": weather(), "tool_choice": {"type": "function", "function": {"name": "get_weather"}}});
+    let named =
+        json!({"tools": weather(), "tool_choice": {"type": "function", "function": {"name": "get_weather"}}});
     let reply = server.ask("/v1/chat/completions", &with(chat("Weather?", 100), named));
     assert!(reply["choices"][0]["message"]["tool_calls"].is_array(), "{reply}");
 }
@@ -243,7 +279,8 @@ fn tool_loops_go_on_in_all_protocols() {
             "function": {"name": "get_weather", "arguments": "{\"city\": \"Paris\"}"}}]},
         {"role": "tool", "tool_call_id": "call_1", "content": "Sunny"},
     ]);
-    let chat = server.ask("/v1/chat/completions", &json!({"messages": history, "tools": weather(), "max_tokens": 8}));
+    let chat = server
+        .ask("/v1/chat/completions", &json!({"messages": history, "tools": weather(), "max_tokens": 8}));
     let messages = server.ask("/v1/messages", &json!({"max_tokens": 8, "system": "Be brief", "messages": [
             {"role": "user", "content": "Weather?"},
             {"role": "assistant", "content": [{"type": "tool_use", "id": "call_1", "name": "get_weather", "input": {"city": "Paris"}}]},
@@ -266,7 +303,10 @@ fn anthropics_clients_are_answered() {
     let body = json!({"model": "claude-x", "max_tokens": 6, "messages": [{"role": "user", "content": "Hello"}],
         "metadata": {"user_id": "u"}, "context_management": {"edits": []}});
     let whole = server.ask("/v1/messages?beta=true", &body);
-    assert_eq!((&whole["type"], &whole["role"], &whole["stop_reason"]), (&json!("message"), &json!("assistant"), &json!("max_tokens")));
+    assert_eq!(
+        (&whole["type"], &whole["role"], &whole["stop_reason"]),
+        (&json!("message"), &json!("assistant"), &json!("max_tokens"))
+    );
     let text = whole["content"][0]["text"].as_str().unwrap();
     assert_eq!(text, content(&server.ask("/v1/chat/completions", &chat("Hello", 6))));
     let events = server.post("/v1/messages", &with(body.clone(), json!({"stream": true}))).events();
@@ -293,8 +333,12 @@ fn anthropics_clients_are_answered() {
 #[test]
 fn responses_remember() {
     let server = Server::start(&[]);
-    let first = server.ask("/v1/responses", &json!({"input": "Hello", "instructions": "Be brief", "max_output_tokens": 5}));
-    assert_eq!((&first["status"], &first["incomplete_details"]["reason"]), (&json!("incomplete"), &json!("max_output_tokens")));
+    let first = server
+        .ask("/v1/responses", &json!({"input": "Hello", "instructions": "Be brief", "max_output_tokens": 5}));
+    assert_eq!(
+        (&first["status"], &first["incomplete_details"]["reason"]),
+        (&json!("incomplete"), &json!("max_output_tokens"))
+    );
     let id = first["id"].as_str().unwrap();
     let answer = first["output"][0]["content"][0]["text"].as_str().unwrap();
     let second = json!({"input": "And?", "previous_response_id": id, "max_output_tokens": 5});
@@ -308,18 +352,27 @@ fn responses_remember() {
     assert_eq!(server.send("DELETE", &format!("/v1/responses/{id}"), &[], b"").json()["deleted"], true);
     assert_eq!(server.get(&format!("/v1/responses/{id}")).status, 404);
     let gone = server.post("/v1/responses", &json!({"input": "x", "previous_response_id": id}));
-    assert_eq!((gone.status, gone.error()), (404, format!("previous_response_id '{id}' not found or expired")));
-    let unstored = server.ask("/v1/responses", &json!({"input": "Hello", "store": false, "max_output_tokens": 2}));
+    assert_eq!(
+        (gone.status, gone.error()),
+        (404, format!("previous_response_id '{id}' not found or expired"))
+    );
+    let unstored =
+        server.ask("/v1/responses", &json!({"input": "Hello", "store": false, "max_output_tokens": 2}));
     assert_eq!(server.get(&format!("/v1/responses/{}", unstored["id"].as_str().unwrap())).status, 404);
-    let events = server.post("/v1/responses", &json!({"input": "Hello", "max_output_tokens": 5, "stream": true})).events();
+    let events = server
+        .post("/v1/responses", &json!({"input": "Hello", "max_output_tokens": 5, "stream": true}))
+        .events();
     assert_eq!(events[0].0.as_deref(), Some("response.created"));
     let last = events.last().unwrap();
     assert_eq!(last.0.as_deref(), Some("response.completed"));
-    let numbers: Vec<_> = events.iter().map(|(_, event)| event["sequence_number"].as_u64().unwrap()).collect();
+    let numbers: Vec<_> =
+        events.iter().map(|(_, event)| event["sequence_number"].as_u64().unwrap()).collect();
     assert_eq!(numbers, (0..events.len() as u64).collect::<Vec<_>>());
     let deltas: String = events.iter().filter_map(|(_, event)| event["delta"].as_str()).collect();
     assert_eq!(last.1["response"]["output"][0]["content"][0]["text"], deltas.as_str());
-    assert!(server.get(&format!("/v1/responses/{}", last.1["response"]["id"].as_str().unwrap())).status == 200);
+    assert!(
+        server.get(&format!("/v1/responses/{}", last.1["response"]["id"].as_str().unwrap())).status == 200
+    );
 }
 
 #[test]
@@ -327,7 +380,11 @@ fn embeddings_come_from_models_made_for_them() {
     let server = Server::start(&[]);
     let refused = server.post("/v1/embeddings", &json!({"input": "Hello"}));
     assert_eq!(refused.status, 400);
-    assert!(refused.error().starts_with("served model \"llama-f32\" is not an embedding model"), "{}", refused.error());
+    assert!(
+        refused.error().starts_with("served model \"llama-f32\" is not an embedding model"),
+        "{}",
+        refused.error()
+    );
     drop(server);
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("tiny-embedding");
@@ -341,9 +398,14 @@ fn embeddings_come_from_models_made_for_them() {
     let length = |vector: &[f64]| vector.iter().map(|x| x * x).sum::<f64>().sqrt();
     assert!((length(&first) - 1.0).abs() < 1e-5 && (length(&second) - 1.0).abs() < 1e-5);
     assert_ne!(first, second);
-    let tokens = server.ask("/tokenize", &json!({"content": "Hello", "add_special": false}))["tokens"].clone();
+    let tokens =
+        server.ask("/tokenize", &json!({"content": "Hello", "add_special": false}))["tokens"].clone();
     let mut ids: Vec<u64> = tokens.as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect();
-    ids.push(server.ask("/tokenize", &json!({"content": "<|endoftext|>", "add_special": false}))["tokens"][0].as_u64().unwrap());
+    ids.push(
+        server.ask("/tokenize", &json!({"content": "<|endoftext|>", "add_special": false}))["tokens"][0]
+            .as_u64()
+            .unwrap(),
+    );
     let same = server.ask("/v1/embeddings", &json!({"input": ids}));
     assert_eq!(vector(&same["data"][0]), first);
     let short = server.ask("/v1/embeddings", &json!({"input": "Hello", "dimensions": 4}));
@@ -371,7 +433,10 @@ fn the_server_tells_about_itself() {
     assert_eq!((&stats["server"]["model"], &stats["batch"]["configured"]), (&json!("llama-f32"), &json!(8)));
     assert_eq!(stats["requests"]["submitted"], 1);
     let metrics = server.get("/metrics").text();
-    assert!(metrics.contains("mlx_bun_requests_total{route=\"/v1/chat/completions\",status=\"200\"} 1\n"), "{metrics}");
+    assert!(
+        metrics.contains("mlx_bun_requests_total{route=\"/v1/chat/completions\",status=\"200\"} 1\n"),
+        "{metrics}"
+    );
     assert!(metrics.contains("mlx_bun_completion_tokens_total 2\n"), "{metrics}");
     let fit = server.get("/fit").json();
     assert_eq!((&fit["report"]["fits"], &fit["sku_matrix_ctx"]), (&json!(true), &json!(32768)));
@@ -381,7 +446,10 @@ fn the_server_tells_about_itself() {
     for (path, operations) in description["paths"].as_object().unwrap() {
         for method in operations.as_object().unwrap().keys() {
             let reply = server.send(&method.to_uppercase(), &path.replace("{id}", "none"), &[], b"");
-            assert!(!(reply.status == 404 && reply.error() == "not found") && reply.status != 405, "{method} {path}");
+            assert!(
+                !(reply.status == 404 && reply.error() == "not found") && reply.status != 405,
+                "{method} {path}"
+            );
         }
     }
 }
@@ -427,7 +495,8 @@ fn m7_m8_bad_bodies_are_told_and_hurt_nobody() {
     let reply = post(&[("Transfer-Encoding", "chunked")], chunked.as_bytes());
     assert_eq!(reply.status, 200);
     let mut stream = server.connect();
-    write!(stream, "POST {route} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000000000\r\n\r\n").unwrap();
+    write!(stream, "POST {route} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000000000\r\n\r\n")
+        .unwrap();
     assert_eq!(Reply::read(stream).status, 413);
     let mut stream = server.connect();
     write!(stream, "POST {route} HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n").unwrap();
@@ -439,7 +508,10 @@ fn m7_m8_bad_bodies_are_told_and_hurt_nobody() {
     assert_eq!(server.send("PUT", route, &[], b"{}").status, 405);
     assert_eq!((server.get(route).status, server.get("/nowhere").status), (405, 404));
     assert_eq!(server.get("/nowhere").json()["error"]["message"], "not found");
-    server.ask(route, &with(chat("Hello", 3), json!({"xtc_probability": 0, "stream_options": {}, "unknown": [1]})));
+    server.ask(
+        route,
+        &with(chat("Hello", 3), json!({"xtc_probability": 0, "stream_options": {}, "unknown": [1]})),
+    );
 }
 
 #[test]
@@ -447,7 +519,8 @@ fn a_prompt_longer_than_the_context_has_its_code() {
     let server = Server::start(&[]);
     let reply = server.post("/v1/chat/completions", &chat(&"Hello ".repeat(600), 5));
     assert_eq!((reply.status, &reply.json()["error"]["code"]), (400, &json!("context_length_exceeded")));
-    let long = server.ask("/v1/chat/completions", &with(chat(&"Hello ".repeat(60), 5), json!({"max_tokens": 9_000_000})));
+    let long = server
+        .ask("/v1/chat/completions", &with(chat(&"Hello ".repeat(60), 5), json!({"max_tokens": 9_000_000})));
     let usage = &long["usage"];
     assert!(usage["total_tokens"].as_u64().unwrap() <= 512, "{usage}");
 }
@@ -456,23 +529,37 @@ fn a_prompt_longer_than_the_context_has_its_code() {
 fn keys_origins_and_hosts_are_checked() {
     let server = Server::start(&["--api-key", "secret", "--cors-origin", "https://good.example"]);
     let body = chat("Hello", 1).to_string();
-    let post = |headers: &[(&str, &str)]| server.send("POST", "/v1/chat/completions", headers, body.as_bytes());
+    let post =
+        |headers: &[(&str, &str)]| server.send("POST", "/v1/chat/completions", headers, body.as_bytes());
     let refused = post(&[]);
     assert_eq!((refused.status, refused.header("www-authenticate")), (401, Some("Bearer")));
     assert_eq!(post(&[("Authorization", "Bearer secret")]).status, 200);
     assert_eq!(post(&[("x-api-key", "wrong")]).status, 401);
-    assert_eq!((server.get("/health").status, server.get("/metrics").status, server.get("/").status), (200, 401, 401));
+    assert_eq!(
+        (server.get("/health").status, server.get("/metrics").status, server.get("/").status),
+        (200, 401, 401)
+    );
     let good = post(&[("x-api-key", "secret"), ("Origin", "https://good.example")]);
     assert_eq!(good.header("access-control-allow-origin"), Some("https://good.example"));
     assert_eq!(post(&[("x-api-key", "secret"), ("Origin", "https://evil.example")]).status, 403);
-    let preflight = [("Origin", "https://good.example"), ("Access-Control-Request-Method", "POST"), ("Access-Control-Request-Headers", "authorization")];
+    let preflight = [
+        ("Origin", "https://good.example"),
+        ("Access-Control-Request-Method", "POST"),
+        ("Access-Control-Request-Headers", "authorization"),
+    ];
     let preflight = server.send("OPTIONS", "/v1/chat/completions", &preflight, b"");
-    assert_eq!((preflight.status, preflight.header("access-control-allow-headers")), (204, Some("authorization")));
+    assert_eq!(
+        (preflight.status, preflight.header("access-control-allow-headers")),
+        (204, Some("authorization"))
+    );
     drop(server);
     let open = Server::start(&[]);
     assert_eq!(open.send("GET", "/v1/models", &[("Host", "evil.example")], b"").status, 403);
     assert_eq!(open.send("GET", "/v1/models", &[("Host", "localhost:1")], b"").status, 200);
-    assert_eq!(open.send("POST", "/v1/chat/completions", &[("Origin", "https://evil.example")], b"{}").status, 403);
+    assert_eq!(
+        open.send("POST", "/v1/chat/completions", &[("Origin", "https://evil.example")], b"{}").status,
+        403
+    );
     let id = open.send("GET", "/health", &[("X-Request-Id", "mine-1")], b"");
     assert_eq!(id.header("x-request-id"), Some("mine-1"));
     assert!(open.get("/health").header("x-request-id").unwrap().starts_with("req_"));
@@ -481,7 +568,9 @@ fn keys_origins_and_hosts_are_checked() {
 #[test]
 fn m3_clients_that_go_leave_nothing_behind() {
     let server = Server::start(&["--max-tokens", "400"]);
-    let body = |stream: bool| with(chat("Hello", 400), json!({"stream": stream, "logit_bias": {"2": -1000}})).to_string();
+    let body = |stream: bool| {
+        with(chat("Hello", 400), json!({"stream": stream, "logit_bias": {"2": -1000}})).to_string()
+    };
     for stream in [true, false] {
         for _ in 0..10 {
             let mut connection = server.connect();
@@ -522,13 +611,15 @@ fn the_queue_is_bounded_and_says_so() {
     let refused = refused.unwrap().to_lowercase();
     assert!(refused.contains("retry-after: 1") && refused.contains("rate_limit"), "{refused}");
     drop(waiting);
-    server.wait_until("the queue drains", |stats| stats["batch"]["pending_rows"] == 0 && stats["batch"]["active_rows"] == 0);
+    server.wait_until("the queue drains", |stats| {
+        stats["batch"]["pending_rows"] == 0 && stats["batch"]["active_rows"] == 0
+    });
     server.ask("/v1/chat/completions", &chat("Hello", 1));
 }
 
 #[test]
 fn signals_end_the_server_in_order() {
-    let server = Server::start(&["--shutdown-timeout", "20"]);
+    let mut server = Server::start(&["--shutdown-timeout", "20"]);
     let mut connection = server.connect();
     let body = with(chat("Hello", 300), json!({"stream": true, "logit_bias": {"2": -1000}})).to_string();
     server.write(&mut connection, "POST", "/v1/chat/completions", &[], body.as_bytes());
@@ -538,7 +629,7 @@ fn signals_end_the_server_in_order() {
     connection.read_to_string(&mut rest).unwrap();
     assert!(rest.contains("[DONE]"), "what runs is finished");
     assert_eq!(Server::start(&[]).signal("INT"), Some(130));
-    let server = Server::start(&["--shutdown-timeout", "0"]);
+    let mut server = Server::start(&["--shutdown-timeout", "0"]);
     let mut connection = server.connect();
     server.write(&mut connection, "POST", "/v1/chat/completions", &[], body.as_bytes());
     connection.read_exact(&mut [0; 1]).unwrap();
@@ -555,7 +646,10 @@ fn a_killed_server_leaves_its_port_to_the_next() {
     let refused = again(&port).output().unwrap();
     let stderr = String::from_utf8(refused.stderr).unwrap();
     assert_eq!(refused.status.code(), Some(1));
-    assert!(stderr.starts_with(&format!("error: another mlx-bun serve listens on 127.0.0.1:{port} already")), "{stderr}");
+    assert!(
+        stderr.starts_with(&format!("error: another mlx-bun serve listens on 127.0.0.1:{port} already")),
+        "{stderr}"
+    );
     first.child.kill().unwrap();
     first.child.wait().unwrap();
     let second = Server::spawn(again(&port).stderr(Stdio::null()));
@@ -564,7 +658,8 @@ fn a_killed_server_leaves_its_port_to_the_next() {
 
 #[test]
 fn logs_hold_no_text_of_prompts() {
-    let mut command = mlx_bun(&["serve", "--model", &checkpoint("llama-f32"), "--port", "0", "--log-format", "json"]);
+    let mut command =
+        mlx_bun(&["serve", "--model", &checkpoint("llama-f32"), "--port", "0", "--log-format", "json"]);
     let mut server = Server::spawn(command.stderr(Stdio::piped()));
     let mut stderr = server.child.stderr.take().unwrap();
     server.ask("/v1/chat/completions", &chat("a secret question", 3));
@@ -574,6 +669,9 @@ fn logs_hold_no_text_of_prompts() {
     stderr.read_to_string(&mut log).unwrap();
     let lines: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let requests: Vec<_> = lines.iter().filter(|line| line["event"] == "request").collect();
-    assert_eq!((requests.len(), &requests[0]["completion_tokens"], &requests[1]["status"]), (2, &json!(3), &json!(400)));
+    assert_eq!(
+        (requests.len(), &requests[0]["completion_tokens"], &requests[1]["status"]),
+        (2, &json!(3), &json!(400))
+    );
     assert!(!log.contains("secret"), "{log}");
 }

@@ -5,6 +5,8 @@
 //! engine's thread, and never hold the async threads: templates, tokenizers and grammars run on threads of their own.
 
 mod adapters;
+#[cfg(test)]
+mod any_body_tests;
 mod app;
 mod args;
 mod body;

@@ -265,6 +265,7 @@ pub fn submit_error(error: &SubmitError) -> ApiError {
             "adapter",
             format!("`{id}` is not mounted; GET /v1/adapters lists those that are"),
         ),
+        SubmitError::CannotStack(_) => ApiError::field("adapter", format!("cannot be used: {error}")),
         SubmitError::OverKvBudget { .. } | SubmitError::OverMemoryBudget { .. } => {
             ApiError::invalid(error.to_string()).code("context_over_budget")
         }
@@ -275,7 +276,7 @@ pub fn submit_error(error: &SubmitError) -> ApiError {
 pub fn generation_error(error: &GenerationError) -> ApiError {
     match error {
         GenerationError::Stream(error) => stream_error(error),
-        GenerationError::AdapterGone(_) => ApiError::invalid(error.to_string()),
+        GenerationError::AdapterGone(_) | GenerationError::Adapter(_) => ApiError::invalid(error.to_string()),
         GenerationError::Stopped | GenerationError::Dead => ApiError::unavailable(),
     }
 }

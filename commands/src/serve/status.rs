@@ -175,8 +175,14 @@ fn judge(app: &App, context: u64, machine: &Machine) -> Result<Fit, ApiError> {
     Ok(fit(footprint, machine, &options))
 }
 
+/// Of the machine only the memory counts here, so that its speed need not be measured.
 async fn fit_of(app: &Arc<App>) -> Result<Fit, ApiError> {
-    app.off_thread(|app| judge(app, TYPICAL_CONTEXT, app.library.machine())).await
+    app.off_thread(|app| {
+        let memory = Machine::memory_here();
+        let machine = Machine { name: String::new(), memory, bandwidth: 1.0, measured: false };
+        judge(app, TYPICAL_CONTEXT, &machine)
+    })
+    .await
 }
 
 /// Whether the model fits, here and elsewhere.

@@ -115,6 +115,11 @@ pub fn for_template(tools: &[Value]) -> Vec<Value> {
 
 fn add_types(schema: &mut Value, deepest: usize) {
     let Some(schema) = schema.as_object_mut().filter(|_| deepest > 0) else { return };
+    // Before the branches are given types that they do not say.
+    if !schema.contains_key("type") && !schema.contains_key("$ref") {
+        let kind = implied_type(schema);
+        schema.insert("type".to_owned(), kind);
+    }
     for (key, value) in schema.iter_mut() {
         match (key.as_str(), value) {
             ("properties" | "$defs" | "definitions" | "patternProperties", Value::Object(schemas)) => {
@@ -128,10 +133,6 @@ fn add_types(schema: &mut Value, deepest: usize) {
             }
             _ => {}
         }
-    }
-    if !schema.contains_key("type") && !schema.contains_key("$ref") {
-        let kind = implied_type(schema);
-        schema.insert("type".to_owned(), kind);
     }
 }
 

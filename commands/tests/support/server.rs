@@ -13,6 +13,8 @@ use super::mlx_bun;
 /// A running `mlx-bun serve`; killed when dropped.
 pub struct Server {
     pub child: Child,
+    /// Its home, empty at first.
+    _home: tempfile::TempDir,
     /// `127.0.0.1:PORT`.
     pub address: String,
 }
@@ -42,11 +44,12 @@ impl Server {
 
     /// A command that is ready to go.
     pub fn spawn(command: &mut Command) -> Self {
-        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let home = tempfile::tempdir().unwrap();
+        let mut child = command.env("HOME", home.path()).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let address = line.trim().strip_prefix("http://").expect("the server's address").to_owned();
-        Self { child, address }
+        Self { child, _home: home, address }
     }
 
     /// Opens a connection.
@@ -111,7 +114,7 @@ impl Server {
     }
 
     /// Sends a signal and waits for the end: the exit code.
-    pub fn signal(mut self, name: &str) -> Option<i32> {
+    pub fn signal(&mut self, name: &str) -> Option<i32> {
         let pid = self.child.id().to_string();
         assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
         self.child.wait().unwrap().code()
