@@ -108,7 +108,6 @@ pub fn for_template(tools: &[Value]) -> Vec<Value> {
             Some(parameters) => add_types(parameters, DEEPEST),
             None => _ = function.insert("parameters".to_owned(), json!({"type": "object", "properties": {}})),
         }
-        function.entry("description").or_insert_with(|| Value::from(""));
     }
     tools
 }
