@@ -7,6 +7,7 @@ usage: $(python3 scripts/clients/setup.py) scripts/clients/sdk.py
 import json
 import tempfile
 import unittest
+import urllib.request
 from pathlib import Path
 
 import anthropic
@@ -32,11 +33,19 @@ class Clients(unittest.TestCase):
         url, _ = cls.context.__enter__()
         cls.openai = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         cls.anthropic = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
-        cls.url = url
+        # The model would write blanks wherever JSON allows some.
+        blanks = [cls.tokens(url, blank) for blank in ("\n", "\t", "\r", " ", "  ", "\n\n")]
+        cls.no_blanks = {str(token): -1000 for tokens in blanks for token in tokens}
 
     @classmethod
     def tearDownClass(cls):
         cls.context.__exit__(None, None, None)
+
+    @staticmethod
+    def tokens(url, text):
+        body = json.dumps({"content": text, "add_special": False}).encode()
+        with urllib.request.urlopen(f"{url}/tokenize", body) as reply:
+            return json.load(reply)["tokens"]
 
     def chat(self, **fields):
         return self.openai.chat.completions.create(model="m", **{"messages": HELLO, "max_tokens": 16, **fields})
@@ -58,6 +67,7 @@ class Clients(unittest.TestCase):
 
     def test_tools_whole_and_streamed(self):
         fields = {"tools": [TOOL], "tool_choice": "required", "max_tokens": 100, "parallel_tool_calls": False}
+        fields["logit_bias"] = self.no_blanks
         choice = self.chat(**fields).choices[0]
         self.assertEqual(choice.finish_reason, "tool_calls")
         call = choice.message.tool_calls[0]
@@ -94,8 +104,9 @@ class Clients(unittest.TestCase):
             create(model="m", input="And?", previous_response_id=first.id)
 
     def test_responses_tools(self):
-        tool = {"type": "function", "name": "get_weather", "parameters": PARAMETERS, "strict": True}
+        tool = {"type": "function", **TOOL["function"], "strict": True}
         fields = {"model": "m", "tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+        fields["extra_body"] = {"logit_bias": self.no_blanks}
         reply = self.openai.responses.create(input="Weather?", max_output_tokens=100, **fields)
         call = next(item for item in reply.output if item.type == "function_call")
         self.assertIn(json.loads(call.arguments)["city"], ["Paris", "Rome"])
