@@ -134,7 +134,7 @@ struct SchedulingArgs {
     batch: usize,
 
     /// Memory for prompts that may come again, in GiB; 0 keeps none
-    #[arg(long, visible_alias = "prompt-cache-bytes", value_name = "GIB", default_value = "8", value_parser = parse_gibibytes)]
+    #[arg(long, value_name = "GIB", default_value = "8", value_parser = parse_gibibytes)]
     prompt_cache: u64,
 
     /// Memory that the key-value caches of running requests may grow to, in GB (10^9 bytes); who does not fit waits
