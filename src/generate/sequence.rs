@@ -309,8 +309,7 @@ fn forward(model: &dyn Model, rows: &mut [(&mut Sequence, &Array)]) -> Result<Ve
     }
     let tokens = Array::concatenate(rows.iter().map(|(_, token)| *token), 0)?;
     let mut caches: Vec<&mut [LayerCache]> = rows.iter_mut().map(|(row, _)| &mut row.caches[..]).collect();
-    let logits = model.forward_rows(&tokens, &mut caches)?;
-    (0..logits.dim(0)).map(|row| logits.slice(0, row, row + 1)).collect()
+    model.forward_rows(&tokens, &mut caches)
 }
 
 fn token_array(ids: &[u32]) -> Result<Array, mlx::Error> {

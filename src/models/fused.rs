@@ -115,6 +115,19 @@ impl Fused {
         logits.squeeze(1).map(Some)
     }
 
+    /// Whether [`forward_rows`](Self::forward_rows) would take a sequence with these caches.
+    ///
+    /// # Errors
+    /// As for any forward pass.
+    pub fn takes<'a>(
+        &self,
+        caches: &[LayerCache],
+        describe: impl FnOnce() -> Result<Option<DecoderDescription<'a>>>,
+    ) -> Result<bool> {
+        let Some((decoder, kind)) = self.decoder(describe)? else { return Ok(false) };
+        Ok(fits(caches, &decoder.stores(*kind).collect::<Vec<_>>(), 1))
+    }
+
     /// Makes the fused form when it is first asked for.
     fn decoder<'a>(
         &self,

@@ -24,17 +24,17 @@ pub trait Model {
     /// Ids `[B, L]` (`uint32` or `int32`) to logits `[B, L, vocab]`; appends to the caches when given, one a layer.
     fn forward(&self, inputs: &Array, cache: Option<&mut [LayerCache]>) -> Result<Array>;
 
-    /// One token of each of several sequences: ids `[rows]` to logits `[rows, vocab]`; row `i` appends to `caches[i]`,
-    /// one cache a layer. Sequences may differ in length and in the kinds of their caches.
+    /// One token of each of several sequences: ids `[rows]` to logits `[1, vocab]` of each row; row `i` appends to
+    /// `caches[i]`, one cache a layer. Sequences may differ in length and in the kinds of their caches.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
-    fn forward_rows(&self, tokens: &Array, caches: &mut [&mut [LayerCache]]) -> Result<Array> {
+    fn forward_rows(&self, tokens: &Array, caches: &mut [&mut [LayerCache]]) -> Result<Vec<Array>> {
         let rows = (0i32..).zip(caches).map(|(row, caches)| {
-            let logits = self.forward(&tokens.slice(0, row, row + 1)?.expand_dims(0)?, Some(caches))?;
-            logits.squeeze(1)
+            let ids = tokens.slice(0, row, row + 1)?.expand_dims(0)?;
+            self.forward(&ids, Some(caches))?.squeeze(1)
         });
-        Array::concatenate(&rows.collect::<Result<Vec<_>>>()?, 0)
+        rows.collect()
     }
 
     /// Ids `[B, L]` to hidden states `[B, L, hidden]` after the final norm; otherwise as [`forward`](Self::forward).

@@ -555,6 +555,7 @@ impl<'a> Worker<'a> {
         };
         self.shared.state().adapters.remove(&id);
         self.prefixes.retain(|namespace| !namespace.adapters.contains(&number));
+        self.stats().prompt_cache = self.prefixes.stats();
         // The model may hold on to the last that was active.
         self.model.adapters().activate(&AdapterSet::default());
         Ok(())

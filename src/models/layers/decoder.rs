@@ -163,6 +163,43 @@ impl<B: Block> Decoder<B> {
             Head::Linear(lm_head) => lm_head.forward(out),
         }
     }
+
+    /// [`Model::forward_rows`] an operation at a time: rows share every product with weights, and attend apart.
+    fn forward_apart(&self, tokens: &Array, caches: &mut [&mut [LayerCache]]) -> Result<Vec<Array>> {
+        let mut h = self.embed(&tokens.expand_dims(1)?)?;
+        let masks = caches.iter().map(|caches| Masks::new(&self.kinds, &h, Some(caches)));
+        let masks = masks.collect::<Result<Vec<_>>>()?;
+        for (index, layer) in self.layers.iter().enumerate() {
+            let rows = caches.iter_mut().zip(&masks);
+            let contexts = rows
+                .filter_map(|(caches, masks)| Some((masks.of(self.kinds[index]), caches.get_mut(index)?)))
+                .collect();
+            h = layer.forward(&h, Context::Apart(contexts))?;
+        }
+        rows_of(&self.logits(&self.norm.forward(&h)?)?.squeeze(1)?)
+    }
+
+    /// [`Model::forward_rows`] of rows of which only some fit the fused form: each is computed as it is alone.
+    fn forward_parted(
+        &self,
+        tokens: &Array,
+        caches: &mut [&mut [LayerCache]],
+        fit: &[bool],
+    ) -> Result<Vec<Array>> {
+        let mut logits: Vec<Option<Array>> = vec![None; fit.len()];
+        for part in [true, false] {
+            let places: Vec<u32> =
+                (0u32..).zip(fit).filter(|(_, fit)| **fit == part).map(|(place, _)| place).collect();
+            let rows = caches.iter_mut().zip(fit).filter(|(_, fit)| **fit == part);
+            let mut rows: Vec<&mut [LayerCache]> = rows.map(|(caches, _)| &mut **caches).collect();
+            let chosen = Array::from_slice(&places, &[places.len() as i32])?;
+            let part = self.forward_rows(&tokens.take(&chosen, 0)?, &mut rows)?;
+            for (place, row) in places.into_iter().zip(part) {
+                logits[place as usize] = Some(row);
+            }
+        }
+        Ok(logits.into_iter().flatten().collect())
+    }
 }
 
 impl<B: Block> Model for Decoder<B> {
@@ -175,23 +212,20 @@ impl<B: Block> Model for Decoder<B> {
         self.logits(&self.hidden(inputs, cache)?)
     }
 
-    fn forward_rows(&self, tokens: &Array, caches: &mut [&mut [LayerCache]]) -> Result<Array> {
-        if let Some(fused) = self.fused()
-            && let Some(logits) = fused.forward_rows(tokens, caches, || self.describe())?
-        {
-            return Ok(logits);
+    fn forward_rows(&self, tokens: &Array, caches: &mut [&mut [LayerCache]]) -> Result<Vec<Array>> {
+        let Some(fused) = self.fused() else { return self.forward_apart(tokens, caches) };
+        let takes = |caches: &&mut [LayerCache]| fused.takes(caches, || self.describe());
+        let fit = caches.iter().map(takes).collect::<Result<Vec<_>>>()?;
+        if !fit.contains(&true) {
+            return self.forward_apart(tokens, caches);
         }
-        let mut h = self.embed(&tokens.expand_dims(1)?)?;
-        let masks = caches.iter().map(|caches| Masks::new(&self.kinds, &h, Some(caches)));
-        let masks = masks.collect::<Result<Vec<_>>>()?;
-        for (index, layer) in self.layers.iter().enumerate() {
-            let rows = caches.iter_mut().zip(&masks);
-            let contexts = rows
-                .filter_map(|(caches, masks)| Some((masks.of(self.kinds[index]), caches.get_mut(index)?)))
-                .collect();
-            h = layer.forward(&h, Context::Apart(contexts))?;
+        if fit.contains(&false) {
+            return self.forward_parted(tokens, caches, &fit);
         }
-        self.logits(&self.norm.forward(&h)?)?.squeeze(1)
+        match fused.forward_rows(tokens, caches, || self.describe())? {
+            Some(logits) => rows_of(&logits),
+            None => self.forward_apart(tokens, caches),
+        }
     }
 
     fn hidden(&self, inputs: &Array, mut cache: Option<&mut [LayerCache]>) -> Result<Array> {
@@ -227,6 +261,11 @@ impl<B: Block> Model for Decoder<B> {
     fn head_dim(&self) -> i32 {
         self.head_dim
     }
+}
+
+/// `[rows, vocab]` to as many `[1, vocab]`.
+fn rows_of(logits: &Array) -> Result<Vec<Array>> {
+    (0..logits.dim(0)).map(|row| logits.slice(0, row, row + 1)).collect()
 }
 
 /// One mask a layer kind, made from the first layer of that kind.
