@@ -9,6 +9,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use support::adapter::{Layout, adapter};
 use support::mlx_bun;
 use support::server::{Reply, Server, checkpoint, template};
 
@@ -684,4 +685,47 @@ fn logs_hold_no_text_of_prompts() {
         (2, &json!(3), &json!(400))
     );
     assert!(!log.contains("secret"), "{log}");
+}
+
+#[test]
+fn l5_x4_adapters_are_mounted_named_and_unmounted() {
+    let root = tempfile::tempdir().unwrap();
+    adapter(&root.path().join("first"), Layout::MlxLm, 0.5);
+    adapter(&root.path().join("second"), Layout::Peft, 0.7);
+    let first = root.path().join("first");
+    let root = root.path().to_str().unwrap();
+    let server = Server::start(&["--adapter", first.to_str().unwrap(), "--adapter-root", root]);
+    let reply = |adapter: Value| {
+        let body = with(chat("Hello", 8), json!({"adapter": adapter}));
+        content(&server.ask("/v1/chat/completions", &body)).to_owned()
+    };
+    let base = content(&Server::start(&[]).ask("/v1/chat/completions", &chat("Hello", 8))).to_owned();
+    // The adapter of the start is the default, and an explicit choice wins.
+    assert_eq!((reply(json!("none")), reply(Value::Null)), (base.clone(), reply(json!("first"))));
+    assert_ne!(reply(json!("first")), base);
+    assert_eq!(server.post("/v1/adapters", &json!({"id": "second"})).error(), "id and path required");
+    for path in ["../outside", "/etc", "nowhere"] {
+        let refused = server.post("/v1/adapters", &json!({"id": "x", "path": path}));
+        assert_eq!(refused.status, 400, "{path}");
+    }
+    let mounted = server.ask("/v1/adapters", &json!({"id": "second", "path": "second"}));
+    assert_eq!(
+        (&mounted["id"], &mounted["rank"], &mounted["mounted_layers"]),
+        (&json!("second"), &json!(4), &json!(6))
+    );
+    let texts = [reply(json!("second")), reply(json!("first+second")), reply(json!("first")), base];
+    for (index, text) in texts.iter().enumerate() {
+        assert!(!texts[index + 1..].contains(text), "{texts:?}");
+    }
+    assert_eq!(server.get("/v1/adapters").json()["adapters"].as_array().unwrap().len(), 2);
+    let available = server.get("/v1/adapters/available").json();
+    assert!(
+        available["adapters"].as_array().unwrap().iter().all(|adapter| adapter["mounted"] == true),
+        "{available}"
+    );
+    assert_eq!(server.send("DELETE", "/v1/adapters/second", &[], b"").json()["id"], "second");
+    let gone = server.send("DELETE", "/v1/adapters/second", &[], b"");
+    assert_eq!((gone.status, gone.error().as_str()), (404, "adapter second not mounted"));
+    let refused = server.post("/v1/chat/completions", &with(chat("Hello", 1), json!({"adapter": "second"})));
+    assert_eq!(refused.status, 400);
 }

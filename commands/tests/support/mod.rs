@@ -2,6 +2,7 @@
 
 #![allow(dead_code)] // each test program uses its part
 
+pub mod adapter;
 pub mod server;
 
 use std::process::{Command, Stdio};
