@@ -51,7 +51,7 @@ def requests():
 def ask(url, path, body):
     data = json.dumps({"model": "default_model", **body}).encode()
     call = urllib.request.Request(url + path, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(call, timeout=120) as reply:
+    with urllib.request.urlopen(call, timeout=600) as reply:
         text = reply.read().decode()
     if not body.get("stream"):
         choice = json.loads(text)["choices"][0]
@@ -92,6 +92,7 @@ def main():
     models = sys.argv[1:] or known
     total = different = 0
     for model in models:
+        print(model, flush=True)
         with reference(model) as theirs, serving(model, *RECIPE) as (ours, _):
             for path, body in requests():
                 total += 1

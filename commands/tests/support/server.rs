@@ -48,7 +48,7 @@ impl Server {
         let mut child = command.env("HOME", home.path()).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let address = line.trim().strip_prefix("http://").expect("the server's address").to_owned();
+        let address = line.trim().strip_prefix("http://").unwrap().to_owned();
         Self { child, _home: home, address }
     }
 
@@ -144,7 +144,7 @@ impl Reply {
     }
 
     fn parse(bytes: &[u8]) -> Self {
-        let end = bytes.windows(4).position(|window| window == b"\r\n\r\n").expect("a head");
+        let end = bytes.windows(4).position(|window| window == b"\r\n\r\n").unwrap();
         let head = String::from_utf8(bytes[..end].to_vec()).unwrap();
         let mut lines = head.split("\r\n");
         let status = lines.next().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
