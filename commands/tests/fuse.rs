@@ -9,9 +9,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use mlx_bun::checkpoint::Tensor;
 use mlx_bun::checkpoint::safetensors::SafetensorsFile;
 use mlx_bun::checkpoint::source::ModelSource;
-use mlx_bun::checkpoint::Tensor;
 use mlx_bun::load::{load, load_adapted};
 use mlx_bun::lora::Adapter;
 use mlx_bun::mlx::{Array, Dtype};

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use mlx_bun::checkpoint::safetensors_writer::write_safetensors;
 use mlx_bun::checkpoint::ElementType;
+use mlx_bun::checkpoint::safetensors_writer::write_safetensors;
 
 /// Numbers that are the same everywhere, of about the size given.
 pub fn numbers(count: usize, seed: u32, size: f32) -> Vec<u8> {
