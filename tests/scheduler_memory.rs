@@ -5,10 +5,15 @@
 #[path = "support/engine.rs"]
 mod support;
 
+use std::sync::{Mutex, PoisonError};
+
 use mlx_bun::generate::stream::FinishReason;
 use mlx_bun::mlx::memory;
 use mlx_bun::scheduler::{Engine, EngineOptions, GenerationRequest};
 use support::{Kernels, alone, engine, eventually, greedy, loaded, plain, prompt, submit};
+
+/// One test at a time.
+static TURN: Mutex<()> = Mutex::new(());
 
 /// A number that looks random, the same in every run.
 fn draw(state: &mut u64) -> u64 {
@@ -47,6 +52,7 @@ fn visit(engine: &Engine, count: usize, state: &mut u64) -> Vec<(GenerationReque
 /// Two hundred requests leave nothing behind, and each said what it says alone.
 #[test]
 fn two_hundred_requests_leave_nothing_behind() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     for name in ["gemma3_text-f32", "llama-4bit"] {
         let engine = engine(name, Kernels::Ours, plain(8));
         let mut state = 42;
@@ -82,6 +88,7 @@ fn two_hundred_requests_leave_nothing_behind() {
 /// The prompt cache stays below its cap and changes no reply.
 #[test]
 fn the_prompt_cache_stays_within_its_bytes() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let options = EngineOptions { prompt_cache_bytes: 3 << 20, max_batch: 4, ..EngineOptions::default() };
     let engine = engine("llama-f32", Kernels::Ours, options);
     let reference = loaded("llama-f32", Kernels::Ours).unwrap();

@@ -9,11 +9,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::budget::KvCost;
+use super::command::{Command, Queued};
 use super::request::{
     AdapterInfo, EmbedError, GenerationRequest, GenerationSink, MountError, RequestId, SubmitError,
 };
 use super::stats::{EngineStats, PromptCacheStats};
-use super::worker::{self, Command, Queued};
+use super::worker;
 use crate::checkpoint::GenerationConfig;
 use crate::generate::limits::Limits;
 use crate::generate::step::{KvQuantization, PREFILL_STEP_SIZE};
@@ -131,19 +132,23 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Cuts a request to the memory budget and returns the bytes that its caches may grow to.
+    /// Cuts a request to the memory budget, and to the model's context if it has no limit of its own; returns the bytes
+    /// that its caches may grow to.
     fn admit(&self, request: &mut GenerationRequest) -> Result<usize, SubmitError> {
         let prompt = request.prompt.len();
+        let max_tokens = &mut request.options.step.max_tokens;
+        if let (None, Some(context)) = (&max_tokens, self.limits.context) {
+            // A prompt that fills the context still gets an answer.
+            *max_tokens = Some(context.saturating_sub(prompt).max(1));
+        }
         if let Some(allowed) = self.most_tokens {
             if prompt >= allowed {
                 return Err(SubmitError::OverMemoryBudget { needed: prompt + 1, prompt, allowed });
             }
             let room = allowed - prompt;
-            request.options.step.max_tokens =
-                Some(request.options.step.max_tokens.map_or(room, |most| most.min(room)));
+            *max_tokens = Some(max_tokens.map_or(room, |most| most.min(room)));
         }
-        let context = self.limits.context.map_or(usize::MAX, |context| context.saturating_sub(prompt));
-        let max_tokens = request.options.step.max_tokens.unwrap_or(context);
+        let max_tokens = max_tokens.unwrap_or(usize::MAX);
         let needed = self.kv_cost.bytes(prompt.saturating_add(max_tokens));
         match self.kv_budget {
             Some(budget) if needed > budget => {

@@ -5,8 +5,12 @@
 //! everything that happens to it. No protocol, no argument parsing and no async runtime is known here.
 
 mod budget;
+mod command;
+mod embeddings;
 mod engine;
 mod listener;
+mod mounts;
+mod pace;
 mod policy;
 mod prefix_cache;
 mod request;

@@ -97,11 +97,13 @@ impl Policy {
             };
             return Work::Prefill(*id, most.max(1));
         }
-        if self.prefilling.is_none() && may_read && self.has_room() {
-            if let Some((id, demand)) = self.waiting.pop_front() {
-                self.prefilling = Some((id, demand));
-                return Work::Admit(id);
-            }
+        if self.prefilling.is_none()
+            && may_read
+            && self.has_room()
+            && let Some((id, demand)) = self.waiting.pop_front()
+        {
+            self.prefilling = Some((id, demand));
+            return Work::Admit(id);
         }
         self.step()
     }
@@ -120,6 +122,13 @@ impl Policy {
             row.id
         });
         Work::Decode(ids.collect())
+    }
+
+    /// Reads prompts in other chunks from now on.
+    pub(super) fn set_chunks(&mut self, alone: usize, beside: usize) {
+        self.bounds.chunk_alone = alone;
+        self.bounds.chunk_beside = beside;
+        self.credit = self.credit.min(beside);
     }
 
     /// So many tokens of a prompt were read.

@@ -3,22 +3,14 @@
 use std::time::Duration;
 
 use super::listener::Listener;
+use super::mounts::AdapterStack;
 use super::prefix_cache::Kept;
 use super::request::{Lane, RequestId, Summary};
 use crate::cache::LayerCache;
 use crate::generate::sequence::Sequence;
 use crate::generate::step::KvQuantization;
 use crate::generate::stream::{FinishReason, Reply};
-use crate::lora::AdapterSet;
 use crate::mlx;
-
-/// Mounted adapters in the order in which a request applies them.
-#[derive(Clone, Debug, Default)]
-pub(super) struct AdapterStack {
-    /// Unlike ids, numbers are never used again.
-    pub(super) numbers: Vec<u64>,
-    pub(super) set: AdapterSet,
-}
 
 /// What the prompt cache keeps apart.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

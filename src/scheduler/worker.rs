@@ -1,85 +1,40 @@
 //! The engine's thread: the only one that touches MLX. It does what the [policy](super::policy) says.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::rc::Rc;
 use std::sync::MutexGuard;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError};
+use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Instant;
 
+use super::command::{Command, Over, Queued};
+use super::embeddings::Embeddings;
 use super::engine::{Shared, State};
 use super::listener::Listener;
+use super::mounts::{AdapterStack, Mounts};
+use super::pace::Pace;
 use super::policy::{Bounds, Demand, Policy, Work};
 use super::prefix_cache::PrefixCache;
 use super::request::{
-    AdapterInfo, EmbedError, GenerationError, GenerationEvent, GenerationRequest, GenerationSink, Lane,
-    MountError, RequestId, SubmitError, Summary,
+    AdapterInfo, GenerationError, GenerationEvent, GenerationRequest, Lane, MountError, RequestId, Summary,
 };
-use super::row::{AdapterStack, KeptCaches, Namespace, Row};
+use super::row::{KeptCaches, Namespace, Row};
 use super::stats::EngineStats;
 use crate::cache::{LayerCache, LayerKind, make_prompt_cache};
-use crate::generate::hidden::last_hidden;
 use crate::generate::sequence::{self, Sequence};
 use crate::generate::step::ControlFlow;
 use crate::generate::stream::Reply;
-use crate::lora::{Adapter, AdapterSet, FittedAdapter};
-use crate::mlx::{cpu_ops, memory};
+use crate::lora::{Adapter, AdapterSet};
+use crate::mlx::{self, cpu_ops, memory};
 use crate::models::Model;
 use crate::tokenizer::Tokenizer;
-
-/// Prompt tokens that are read between two steps of others, where the chunk size does not show in any bit.
-const CHUNK_BESIDE: usize = 256;
-
-/// A request that was accepted.
-pub(super) struct Queued {
-    pub(super) id: RequestId,
-    pub(super) request: GenerationRequest,
-    pub(super) sink: Box<dyn GenerationSink>,
-    pub(super) kv_bytes: usize,
-    pub(super) since: Instant,
-}
-
-/// Where embeddings go.
-pub(super) type EmbedReply = Box<dyn FnOnce(Result<Vec<Vec<f32>>, EmbedError>) + Send>;
-
-/// What handles tell the thread.
-pub(super) enum Command {
-    Submit(Box<Queued>),
-    Embed { inputs: Vec<Vec<u32>>, reply: EmbedReply },
-    Mount { id: String, path: PathBuf, adapter: Adapter, reply: Sender<Result<AdapterInfo, MountError>> },
-    Unmount { id: String, reply: Sender<Result<(), MountError>> },
-    Stop { deadline: Instant },
-}
-
-impl Command {
-    /// Answers that there is nobody to do it.
-    fn refuse(self, error: fn() -> SubmitError) {
-        match self {
-            Self::Submit(queued) => {
-                let refused = match error() {
-                    SubmitError::Stopped => GenerationError::Stopped,
-                    _ => GenerationError::Dead,
-                };
-                Listener::new(queued.sink).end(Err(refused));
-            }
-            Self::Embed { reply, .. } => Embedding::answer(reply, Err(error().into())),
-            Self::Mount { reply, .. } => drop(reply.send(Err(error().into()))),
-            Self::Unmount { reply, .. } => drop(reply.send(Err(error().into()))),
-            Self::Stop { .. } => {}
-        }
-    }
-}
 
 /// Works until there are no handles, or until it is told to stop. A panic ends all requests and the engine, and nothing
 /// else.
 pub(super) fn run(shared: &Shared, model: &dyn Model, tokenizer: &Tokenizer, inbox: &Receiver<Command>) {
     let mut worker = Worker::new(shared, model, tokenizer);
     let ended = catch_unwind(AssertUnwindSafe(|| worker.work(inbox)));
-    let error: fn() -> SubmitError = match ended {
-        Ok(()) => || SubmitError::Stopped,
-        Err(_) => || SubmitError::Dead,
-    };
+    let over = if ended.is_ok() { Over::Stopped } else { Over::Dead };
     // From here on nobody can send.
     let mut state = shared.state();
     state.stats.alive = false;
@@ -87,12 +42,12 @@ pub(super) fn run(shared: &Shared, model: &dyn Model, tokenizer: &Tokenizer, inb
     state.stats.queued = 0;
     state.stats.active_rows = 0;
     drop(state);
-    let _ = catch_unwind(AssertUnwindSafe(|| worker.abandon(error)));
+    let _ = catch_unwind(AssertUnwindSafe(|| worker.abandon(over)));
     while let Ok(command) = inbox.try_recv() {
-        command.refuse(error);
+        command.refuse(over);
     }
     // Nothing of ours may still run when the model goes.
-    let _ = crate::mlx::synchronize();
+    let _ = mlx::synchronize();
 }
 
 /// A request that waits.
@@ -101,26 +56,6 @@ struct Waiting {
     listener: Listener,
     stack: AdapterStack,
     since: Instant,
-}
-
-/// Texts of which some are embedded.
-struct Embedding {
-    inputs: VecDeque<Vec<u32>>,
-    done: Vec<Vec<f32>>,
-    reply: EmbedReply,
-}
-
-impl Embedding {
-    fn answer(reply: EmbedReply, answer: Result<Vec<Vec<f32>>, EmbedError>) {
-        // The code is the caller's.
-        let _ = catch_unwind(AssertUnwindSafe(|| reply(answer)));
-    }
-}
-
-/// An adapter that requests can name.
-struct Mounted {
-    number: u64,
-    adapter: Rc<FittedAdapter>,
 }
 
 /// The figures, locked.
@@ -145,41 +80,41 @@ struct Worker<'a> {
     model: &'a dyn Model,
     tokenizer: &'a Tokenizer,
     policy: Policy,
+    pace: Option<Pace>,
     waiting: HashMap<RequestId, Waiting>,
     rows: Vec<Row>,
-    embeddings: VecDeque<Embedding>,
+    embeddings: Embeddings,
     prefixes: PrefixCache<Namespace, KeptCaches>,
-    mounted: BTreeMap<String, Mounted>,
-    /// Adapters mounted so far.
-    numbers: u64,
+    mounts: Mounts,
     deadline: Option<Instant>,
 }
 
 impl<'a> Worker<'a> {
     fn new(shared: &'a Shared, model: &'a dyn Model, tokenizer: &'a Tokenizer) -> Self {
         let options = &shared.options;
-        let chunk_alone = options.prefill_step_size.max(1);
         // With our kernels a prompt's chunks do not show in the result, so that they may be short; packed caches do
         // depend on where a chunk ends.
         let invariant = cpu_ops::enabled() && options.kv_quantization.is_none();
-        let short = if invariant { chunk_alone.min(CHUNK_BESIDE) } else { chunk_alone };
+        let pace = invariant.then(|| Pace::new(options.prefill_step_size));
+        let whole = options.prefill_step_size.max(1);
+        let (chunk_alone, chunk_beside) = pace.map_or((whole, whole), |pace| pace.chunks());
         let bounds = Bounds {
             max_batch: options.max_batch.max(1),
             kv_budget: shared.kv_budget,
-            chunk_alone: short,
-            chunk_beside: short,
+            chunk_alone,
+            chunk_beside,
         };
         Self {
             shared,
             model,
             tokenizer,
             policy: Policy::new(bounds),
+            pace,
             waiting: HashMap::new(),
             rows: Vec::new(),
-            embeddings: VecDeque::new(),
+            embeddings: Embeddings::default(),
             prefixes: PrefixCache::new(options.prompt_cache_bytes),
-            mounted: BTreeMap::new(),
-            numbers: 0,
+            mounts: Mounts::default(),
             deadline: None,
         }
     }
@@ -204,7 +139,9 @@ impl<'a> Worker<'a> {
                 return;
             }
             self.drop_pointless();
-            self.embed_one();
+            if let Some(count) = self.embeddings.step(self.model) {
+                self.unqueue().embedded += count as u64;
+            }
             match self.policy.next() {
                 Work::Admit(id) => self.admit(id),
                 Work::Prefill(id, most) => self.prefill(id, most),
@@ -226,14 +163,12 @@ impl<'a> Worker<'a> {
     fn take(&mut self, command: Command) {
         match command {
             Command::Submit(queued) => self.enqueue(*queued),
-            Command::Embed { inputs, reply } => {
-                self.embeddings.push_back(Embedding { inputs: inputs.into(), done: Vec::new(), reply });
-            }
+            Command::Embed { inputs, reply } => self.embeddings.push(inputs, reply),
             Command::Mount { id, path, adapter, reply } => {
                 let _ = reply.send(self.mount(id, path, adapter));
             }
             Command::Unmount { id, reply } => {
-                let _ = reply.send(self.unmount(id));
+                let _ = reply.send(self.unmount(&id));
             }
             Command::Stop { deadline } => self.deadline = Some(deadline),
         }
@@ -242,7 +177,7 @@ impl<'a> Worker<'a> {
     fn enqueue(&mut self, queued: Queued) {
         let Queued { id, request, sink, kv_bytes, since } = queued;
         let mut listener = Listener::new(sink);
-        let stack = match self.stack(&request.adapters) {
+        let stack = match self.mounts.stack(&request.adapters) {
             Ok(stack) => stack,
             Err(error) => {
                 self.unqueue().failed += 1;
@@ -251,16 +186,6 @@ impl<'a> Worker<'a> {
         };
         self.policy.submit(id, Demand { group: stack.numbers.clone(), kv_bytes });
         self.waiting.insert(id, Waiting { request, listener, stack, since });
-    }
-
-    fn stack(&self, names: &[String]) -> Result<AdapterStack, GenerationError> {
-        let mounted =
-            |name: &String| self.mounted.get(name).ok_or_else(|| GenerationError::AdapterGone(name.clone()));
-        let mounted = names.iter().map(mounted).collect::<Result<Vec<_>, _>>()?;
-        Ok(AdapterStack {
-            numbers: mounted.iter().map(|mounted| mounted.number).collect(),
-            set: AdapterSet::new(mounted.iter().map(|mounted| Rc::clone(&mounted.adapter)).collect())?,
-        })
     }
 
     fn stats(&self) -> StatsGuard<'_> {
@@ -301,32 +226,10 @@ impl<'a> Worker<'a> {
             self.cancel(id);
         }
         if expired {
-            while let Some(Embedding { reply, .. }) = self.embeddings.pop_front() {
+            for _ in 0..self.embeddings.abandon(Over::Stopped) {
                 self.unqueue().cancelled += 1;
-                Embedding::answer(reply, Err(SubmitError::Stopped.into()));
             }
         }
-    }
-
-    /// Computes one text's embedding.
-    fn embed_one(&mut self) {
-        let Some(embedding) = self.embeddings.front_mut() else { return };
-        if let Some(input) = embedding.inputs.pop_front() {
-            self.model.adapters().activate(&AdapterSet::default());
-            match last_hidden(self.model, &input) {
-                Ok(hidden) => embedding.done.push(hidden),
-                Err(error) => return self.answer_first(|_| Err(error.into())),
-            }
-        }
-        if embedding.inputs.is_empty() {
-            self.answer_first(Ok);
-        }
-    }
-
-    fn answer_first(&mut self, answer: impl FnOnce(Vec<Vec<f32>>) -> Result<Vec<Vec<f32>>, EmbedError>) {
-        let Some(Embedding { done, reply, .. }) = self.embeddings.pop_front() else { return };
-        self.unqueue().embedded += done.len() as u64;
-        Embedding::answer(reply, answer(done));
     }
 
     fn namespace(&self, stack: &AdapterStack) -> Namespace {
@@ -396,9 +299,15 @@ impl<'a> Worker<'a> {
             return;
         };
         let before = row.sequence.unfed();
+        let clock = Instant::now();
         let read = read_prompt(self.model, row, most, self.deadline);
         let fed = before - row.sequence.unfed();
         self.policy.fed(fed.max(1));
+        if let Some(pace) = &mut self.pace {
+            pace.note(fed, clock.elapsed());
+            let (alone, beside) = pace.chunks();
+            self.policy.set_chunks(alone, beside);
+        }
         match read {
             Ok(ControlFlow::Continue(())) => {}
             Ok(ControlFlow::Break(())) => {
@@ -532,30 +441,16 @@ impl<'a> Worker<'a> {
     }
 
     fn mount(&mut self, id: String, path: PathBuf, adapter: Adapter) -> Result<AdapterInfo, MountError> {
-        if self.mounted.contains_key(&id) {
-            return Err(MountError::Taken(id));
-        }
-        let adapter = self.model.adapters().fit(adapter)?;
-        let info = AdapterInfo {
-            id: id.clone(),
-            path,
-            modules: adapter.modules(),
-            bytes: adapter.nbytes(),
-            can_stack: adapter.can_stack(),
-        };
-        self.numbers += 1;
-        self.mounted.insert(id.clone(), Mounted { number: self.numbers, adapter });
-        self.shared.state().adapters.insert(id, info.clone());
+        let info = self.mounts.mount(self.model, id, path, adapter)?;
+        self.shared.state().adapters.insert(info.id.clone(), info.clone());
         Ok(info)
     }
 
-    fn unmount(&mut self, id: String) -> Result<(), MountError> {
-        let Some(Mounted { number, .. }) = self.mounted.remove(&id) else {
-            return Err(MountError::Unknown(id));
-        };
-        self.shared.state().adapters.remove(&id);
+    fn unmount(&mut self, id: &str) -> Result<(), MountError> {
+        let number = self.mounts.unmount(id)?;
         self.prefixes.retain(|namespace| !namespace.adapters.contains(&number));
         self.stats().prompt_cache = self.prefixes.stats();
+        self.shared.state().adapters.remove(id);
         // The model may hold on to the last that was active.
         self.model.adapters().activate(&AdapterSet::default());
         Ok(())
@@ -573,20 +468,14 @@ impl<'a> Worker<'a> {
     }
 
     /// Tells everybody that it is over.
-    fn abandon(&mut self, error: fn() -> SubmitError) {
-        let failed = || match error() {
-            SubmitError::Stopped => GenerationError::Stopped,
-            _ => GenerationError::Dead,
-        };
+    fn abandon(&mut self, over: Over) {
         for mut row in std::mem::take(&mut self.rows) {
-            row.listener.end(Err(failed()));
+            row.listener.end(Err(over.into()));
         }
         for (_, mut waiting) in std::mem::take(&mut self.waiting) {
-            waiting.listener.end(Err(failed()));
+            waiting.listener.end(Err(over.into()));
         }
-        for Embedding { reply, .. } in std::mem::take(&mut self.embeddings) {
-            Embedding::answer(reply, Err(error().into()));
-        }
+        self.embeddings.abandon(over);
     }
 }
 
@@ -610,6 +499,7 @@ fn read_prompt(
     if row.sequence.feed(model, most, poll)?.is_break() {
         return Ok(ControlFlow::Break(()));
     }
+    memory::clear_cache()?;
     let (total, cached) = (row.prompt_tokens, row.cached_tokens);
     let done = total - 1 - row.sequence.unfed();
     row.listener.send(GenerationEvent::Prefill { done, total, cached });

@@ -195,7 +195,7 @@ fn a_grammar_binds_its_own_row_only() {
         let choice = choice.iter().map(|&text| text.to_owned()).collect();
         Some(grammars.compile(&Constraint::Choice(choice), Reasoning::None).unwrap())
     };
-    let mut requests = vec![greedy(prompt(12, 0), 16), greedy(prompt(3, 1), 16), greedy(prompt(3, 2), 9)];
+    let mut requests = [greedy(prompt(12, 0), 16), greedy(prompt(3, 1), 16), greedy(prompt(3, 2), 9)];
     requests[1].options.step.grammar = compile(&["one", "two three"]);
     requests[2].options.step.grammar = compile(&["yes", "no"]);
     let tickets: Vec<_> = requests.iter().map(|request| submit(&engine, request.clone())).collect();

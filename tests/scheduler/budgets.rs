@@ -76,3 +76,12 @@ fn a_memory_budget_cuts_and_refuses() {
     let error = Engine::start(options, || loaded("llama-f32", Kernels::Ours)).unwrap_err();
     assert!(matches!(error, StartError::MemoryBudget { .. }), "{error}");
 }
+
+#[test]
+fn a_request_without_a_limit_ends_with_the_context() {
+    let engine = engine("llama-f32", Kernels::Ours, plain(2));
+    let mut endless = greedy(prompt(500, 0), 1);
+    endless.options.step.max_tokens = None;
+    let outcome = submit(&engine, endless).wait();
+    assert_eq!((outcome.tokens.len(), outcome.reason()), (12, FinishReason::Length));
+}
