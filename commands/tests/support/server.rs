@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::mlx_bun;
 
@@ -199,4 +199,45 @@ fn unchunked(mut bytes: &[u8]) -> Vec<u8> {
         bytes = &bytes[(end + size + 4).min(bytes.len())..];
     }
     body
+}
+
+/// A chat request of a few tokens.
+pub fn chat(text: &str, tokens: usize) -> Value {
+    json!({"messages": [{"role": "user", "content": text}], "max_tokens": tokens})
+}
+
+pub fn with(mut body: Value, fields: Value) -> Value {
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    body
+}
+
+pub fn content(reply: &Value) -> &str {
+    reply["choices"][0]["message"]["content"].as_str().unwrap()
+}
+
+/// The contents of a chat stream, joined.
+pub fn streamed(reply: &Reply) -> String {
+    let events = reply.events();
+    let text = |(_, value): &(_, Value)| value["choices"][0]["delta"]["content"].as_str().map(str::to_owned);
+    events.iter().filter_map(text).collect()
+}
+
+pub fn weather() -> Value {
+    json!([{"type": "function", "function": {"name": "get_weather", "description": "The weather", "parameters": {
+        "type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"],
+        "additionalProperties": false}}}])
+}
+
+/// Keeps a model that likes blanks from writing them where JSON allows some.
+pub fn without_blanks(server: &Server) -> Value {
+    let blanks =
+        ["\n", "\t", "\r", " ", "  ", "\n\n"].map(|blank| json!({"content": blank, "add_special": false}));
+    let ids =
+        blanks.iter().flat_map(|body| server.ask("/tokenize", body)["tokens"].as_array().unwrap().clone());
+    json!({"logit_bias": ids.map(|id| (id.to_string(), json!(-1000))).collect::<serde_json::Map<_, _>>()})
+}
+
+/// A server whose template knows tools.
+pub fn with_tools() -> Server {
+    Server::start(&["--chat-template", &template("hermes_tools.jinja")])
 }
