@@ -2,7 +2,8 @@
 //!
 //! Layers, each knowing only those below it: [`checkpoint`] and [`tokenizer`] read what a model ships; [`mlx`] is
 //! the array library; [`models`] holds one file a family over [`cache`]; [`sampling`] picks tokens; [`structured`]
-//! finds tool calls in text and keeps tokens to grammars; [`generate`] drives them; [`load`] brings a model's parts
+//! finds tool calls in text and keeps tokens to grammars; [`generate`] drives them, [`scheduler`] for many requests at
+//! once; [`load`] brings a model's parts
 //! together; [`hub`] fetches and sends models, [`registry`] knows those on this machine. The engine parses no
 //! arguments, serves no HTTP and prints nothing.
 
@@ -18,5 +19,6 @@ pub mod perplexity;
 pub mod quantize;
 pub mod registry;
 pub mod sampling;
+pub mod scheduler;
 pub mod structured;
 pub mod tokenizer;

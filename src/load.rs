@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::checkpoint::gguf::{self, GgufError};
 use crate::checkpoint::source::ModelSource;
-use crate::checkpoint::{Checkpoint, CheckpointError, Config, GenerationConfig, Quantization};
+use crate::checkpoint::{Checkpoint, CheckpointError, Config, GenerationConfig, Quantization, Tensor};
 use crate::lora::Adapter;
 use crate::mlx::{DeviceKind, Dtype, default_device};
 use crate::models::loader::LoadError;
@@ -24,6 +24,8 @@ pub struct LoadedModel {
     pub chat_templates: ChatTemplates,
     /// Its own sampling defaults.
     pub generation_config: GenerationConfig,
+    /// Bytes of its weights.
+    pub weight_bytes: u64,
 }
 
 /// Why a model cannot be loaded.
@@ -69,8 +71,10 @@ fn load_snapshot(directory: &Path, adapter: Option<Adapter>) -> Result<LoadedMod
     let mut checkpoint = Checkpoint::open(directory)?;
     let mut tokenizer = Tokenizer::from_dir(directory)?;
     tokenizer.extend_eos_token_ids(checkpoint.eos_token_ids.iter().copied());
+    let weight_bytes = total_bytes(checkpoint.tensors.values());
     let tensors = checkpoint.take_tensors();
     Ok(LoadedModel {
+        weight_bytes,
         chat_templates: ChatTemplates::from_directory(directory, tokenizer.config())?,
         model: models::load_adapted(&checkpoint.config, tensors, None, adapter)?,
         tokenizer,
@@ -85,6 +89,7 @@ fn load_gguf(file: &Path, adapter: Option<Adapter>) -> Result<LoadedModel, LoadM
     let config = Config::from_value(Value::Object(gguf.config), label.clone())?;
     config.max_position_embeddings()?;
     let quantization = Quantization::from_config(&config, None)?;
+    let weight_bytes = total_bytes(gguf.tensors.values());
     let tensors = crate::checkpoint::TensorSource::new(gguf.tensors, quantization, label.clone(), label);
     let parts = TokenizerParts {
         tokenizer_json: gguf.tokenizer_json,
@@ -94,6 +99,7 @@ fn load_gguf(file: &Path, adapter: Option<Adapter>) -> Result<LoadedModel, LoadM
     let mut tokenizer = Tokenizer::from_parts(parts)?;
     tokenizer.extend_eos_token_ids(gguf.eos_token_ids);
     Ok(LoadedModel {
+        weight_bytes,
         chat_templates: ChatTemplates::from_config_value(
             tokenizer.config().get("chat_template").unwrap_or(&Value::Null),
         )?,
@@ -101,6 +107,10 @@ fn load_gguf(file: &Path, adapter: Option<Adapter>) -> Result<LoadedModel, LoadM
         tokenizer,
         generation_config: GenerationConfig::default(),
     })
+}
+
+fn total_bytes<'a>(tensors: impl Iterator<Item = &'a Tensor>) -> u64 {
+    tensors.map(|tensor| tensor.bytes().len() as u64).sum()
 }
 
 /// GGUF files mix types (float32 norms, float16 scales), so one has to be chosen. MLX's CPU products accumulate in

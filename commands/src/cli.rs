@@ -24,6 +24,7 @@ use crate::perplexity::PerplexityArgs;
 use crate::printer::{ColorMode, Printer, Verbosity};
 use crate::reference::DocsArgs;
 use crate::scan::ScanArgs;
+use crate::serve::ServeArgs;
 use crate::upload::UploadArgs;
 use crate::version;
 
@@ -78,6 +79,8 @@ pub enum Verb {
     Chat(Box<ChatArgs>),
     #[command(alias = "cache_prompt")]
     CachePrompt(Box<CachePromptArgs>),
+    #[command(visible_alias = "server")]
+    Serve(Box<ServeArgs>),
     Get(GetArgs),
     #[command(visible_alias = "list")]
     Ls(LsArgs),

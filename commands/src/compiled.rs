@@ -20,7 +20,7 @@ pub fn claim() -> Result<(), Complaint> {
         return Ok(());
     }
     let (cache, fallback) = (Environment::of_process().mlx_bun_cache(), std::env::temp_dir());
-    // SAFETY: the only other thread is the one that waits for signals, which does not look at the environment.
+    // SAFETY: other threads, if any, wait for a signal or for this one, and do not look at the environment.
     let claimed = unsafe { CompileFolder::claim(&cache, &fallback) };
     *folder = Some(claimed.map_err(|error| {
         Complaint::failure(format!(

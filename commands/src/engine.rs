@@ -5,8 +5,10 @@
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
+use mlx_bun::generate::stream;
 use mlx_bun::sampling::{PenaltyParams, SamplingParams};
 use mlx_bun::structured::grammar::Constraint;
+use mlx_bun::tokenizer::Tokenizer;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -130,6 +132,18 @@ pub struct TokenLogprobs {
     /// The likeliest tokens at this position.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub top_logprobs: Vec<Candidate>,
+}
+
+impl TokenLogprobs {
+    /// From the engine's, with the tokens' texts.
+    pub fn new(tokenizer: &Tokenizer, id: u32, logprobs: stream::TokenLogprobs) -> Self {
+        let candidate = |(id, logprob): (u32, f32)| {
+            let bytes = tokenizer.token_bytes(id);
+            Candidate { id, token: String::from_utf8_lossy(&bytes).into_owned(), bytes, logprob }
+        };
+        let top_logprobs = logprobs.top.into_iter().map(candidate).collect();
+        Self { chosen: candidate((id, logprobs.logprob)), top_logprobs }
+    }
 }
 
 /// A token with its log-probability; the fields have OpenAI's names, and its id.

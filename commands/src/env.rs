@@ -23,6 +23,8 @@ pub const MLX_BUN_CPU_KERNELS: &str = "MLX_BUN_CPU_KERNELS";
 pub const MLX_BUN_CPU_PRECISION: &str = "MLX_BUN_CPU_PRECISION";
 /// `--calibration-mix`.
 pub const MLX_BUN_CALIBRATION_JSONL: &str = "MLX_BUN_CALIBRATION_JSONL";
+/// The key that clients of `serve` must send.
+pub const MLX_BUN_API_KEY: &str = "MLX_BUN_API_KEY";
 /// Which vector instructions our CPU kernels use.
 pub const MLX_BUN_CPU_ISA: &str = "MLX_BUN_CPU_ISA";
 /// Which MLX build the launcher put in place.
@@ -58,6 +60,10 @@ pub const GROUPS: &[Group] = &[
             Variable {
                 name: MLX_BUN_CALIBRATION_JSONL,
                 doc: "`--calibration-mix` of `convert` when the flag is absent",
+            },
+            Variable {
+                name: MLX_BUN_API_KEY,
+                doc: "The key that clients of `serve` must send, without `--api-key` and `--api-key-file`",
             },
             Variable {
                 name: MLX_BUN_CPU_ISA,

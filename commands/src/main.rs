@@ -32,6 +32,7 @@ mod reference;
 mod scan;
 #[cfg(test)]
 mod scripted;
+mod serve;
 mod session;
 mod table;
 mod upload;
@@ -64,6 +65,7 @@ fn run(verb: Verb, printer: Printer) -> anyhow::Result<ExitStatus> {
         Verb::Generate(args) => generate::run(&args, printer, load::load),
         Verb::Chat(args) => chat::run(&args, printer, load::load),
         Verb::CachePrompt(args) => cache_prompt::run(&args, &printer, load::load),
+        Verb::Serve(args) => serve::run(&args, &printer),
         Verb::Get(args) => get::run(&args, &printer),
         Verb::Ls(args) => ls::run(&args, &printer),
         Verb::Scan(args) => scan::run(&args, &printer),

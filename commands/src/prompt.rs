@@ -1,5 +1,7 @@
 //! From messages to the text of a prompt.
 
+use std::sync::Arc;
+
 use mlx_bun::tokenizer::Tokenizer;
 use mlx_bun::tokenizer::chat_template::{
     ChatTemplates, Limits, RenderRequest, flatten_text_content, parse_tool_arguments,
@@ -26,17 +28,20 @@ fn limits(text_bytes: usize) -> Limits {
 
 /// Renders conversations with a model's template, or the one that took its place.
 pub struct Renderer {
-    templates: ChatTemplates,
+    templates: Arc<ChatTemplates>,
     special_tokens: Map<String, Value>,
     variables: Map<String, Value>,
 }
 
 impl Renderer {
     /// A renderer over a model's templates and what the command line says about them.
-    pub fn new(templates: ChatTemplates, tokenizer: &Tokenizer, options: &Template) -> Self {
+    pub fn new(templates: impl Into<Arc<ChatTemplates>>, tokenizer: &Tokenizer, options: &Template) -> Self {
+        let templates = templates.into();
         let templates = match &options.source {
-            Some(source) => ChatTemplates::from_source(source),
-            None if templates.is_empty() && options.default_to_chatml => ChatTemplates::from_source(CHATML),
+            Some(source) => Arc::new(ChatTemplates::from_source(source)),
+            None if templates.is_empty() && options.default_to_chatml => {
+                Arc::new(ChatTemplates::from_source(CHATML))
+            }
             None => templates,
         };
         let tokens = tokenizer.special_tokens().iter();
@@ -47,7 +52,12 @@ impl Renderer {
         Self { templates, special_tokens, variables }
     }
 
-    /// The prompt for a conversation. With `continue_last` it ends inside the last message, else with the header
+    /// The source of the template that conversations with tools are rendered with; `None` without a template.
+    pub fn source(&self) -> Option<&str> {
+        self.templates.source(None, true).ok()
+    }
+
+    /// The prompt for a conversation in which these tools are offered. With `continue_last` it ends inside the last message, else with the header
     /// of the reply.
     ///
     /// # Errors
@@ -55,6 +65,7 @@ impl Renderer {
     pub fn render(
         &self,
         messages: &[Message],
+        tools: &[Value],
         continue_last: bool,
         variables: &Map<String, Value>,
     ) -> anyhow::Result<String> {
@@ -63,7 +74,9 @@ impl Renderer {
                 .hint("use --raw to give the prompt as it is, or --use-default-chat-template for ChatML")
                 .into());
         }
-        let text_bytes = messages.iter().flat_map(Map::values).filter_map(Value::as_str).map(str::len).sum();
+        let tools = (!tools.is_empty()).then(|| Value::Array(tools.to_vec()));
+        let texts = messages.iter().flat_map(Map::values).filter_map(Value::as_str).map(str::len);
+        let text_bytes = texts.sum::<usize>() + tools.as_ref().map_or(0, |tools| tools.to_string().len());
         let mut messages = Value::Array(messages.iter().cloned().map(Value::Object).collect());
         parse_tool_arguments(&mut messages);
         flatten_text_content(&mut messages)?;
@@ -72,12 +85,13 @@ impl Renderer {
         let request = RenderRequest {
             add_generation_prompt: !continue_last,
             continue_final_message: continue_last.then_some("content"),
+            tools: tools.as_ref(),
             special_tokens: Some(&self.special_tokens),
             extra: Some(&extra),
             limits: limits(text_bytes),
             ..RenderRequest::new(&messages)
         };
-        Ok(self.templates.select(None, false)?.render(&request)?)
+        Ok(self.templates.select(None, tools.is_some())?.render(&request)?)
     }
 
     /// The prompt from the text of the user's last message on: what follows a saved cache that holds the rest.
@@ -95,7 +109,7 @@ impl Renderer {
                 "the prompt after the cache cannot be told: `{QUERY}` occurs in the template"
             ))
         };
-        let prompt = self.render(messages, continue_last, variables)?;
+        let prompt = self.render(messages, &[], continue_last, variables)?;
         let mut probe = messages.to_vec();
         // Not simply the last message: `--prefill-response` comes after the question.
         let question =
@@ -103,7 +117,7 @@ impl Renderer {
         if let Some(question) = question {
             question.insert("content".to_owned(), Value::from(QUERY));
         }
-        let probe = self.render(&probe, continue_last, variables)?;
+        let probe = self.render(&probe, &[], continue_last, variables)?;
         let start = probe.find(QUERY).ok_or_else(unclear)?;
         if probe[start + QUERY.len()..].contains(QUERY) || !prompt.is_char_boundary(start) {
             return Err(unclear().into());

@@ -235,7 +235,7 @@ mod tests {
             (1.0, 0.5, 3, 0.1)
         );
         assert_eq!((sampling.xtc_probability, sampling.xtc_threshold, sampling.seed), (1.0, 0.2, Some(9)));
-        assert!(sampling.hlg_sampling.is_on() && sampling.min_tokens_to_keep == 4);
+        assert!(sampling.hlg.hlg_sampling.is_on() && sampling.min_tokens_to_keep == 4);
         let penalties = &flags.reply.penalties;
         assert_eq!((penalties.repetition_penalty, penalties.repetition_context_size), (Some(2.0), 5));
         assert_eq!((penalties.presence_penalty, penalties.frequency_penalty), (Some(-3.0), Some(4.0)));

@@ -13,6 +13,7 @@ use crate::env;
 use crate::error::Complaint;
 use crate::exit::ExitStatus;
 use crate::printer::Printer;
+use crate::serve::ENDPOINTS;
 
 /// Write the generated reference pages
 #[derive(Clone, Debug, clap::Args)]
@@ -33,6 +34,7 @@ pub fn run(args: &DocsArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
         ("commands.md", commands(&command)?),
         ("environment.md", environment()?),
         ("exit-codes.md", exit_codes()?),
+        ("http.md", http()?),
     ];
     for (name, page) in pages {
         let path = args.dir.join(name);
@@ -50,6 +52,16 @@ fn exit_codes() -> Result<String, std::fmt::Error> {
     let mut page = format!("{NOTICE}\n# Exit codes\n\n| code | meaning |\n| --- | --- |\n");
     for (status, meaning) in ExitStatus::ALL {
         writeln!(page, "| {} | {} |", status.code(), cell(meaning))?;
+    }
+    Ok(page)
+}
+
+fn http() -> Result<String, std::fmt::Error> {
+    let mut page = format!(
+        "{NOTICE}\n# Routes of the server\n\n`mlx-bun serve` answers these.\n\n| method | path | what it does |\n| --- | --- | --- |\n"
+    );
+    for endpoint in ENDPOINTS {
+        writeln!(page, "| {} | `{}` | {} |", endpoint.method, endpoint.path, cell(endpoint.summary))?;
     }
     Ok(page)
 }

@@ -11,12 +11,15 @@ use mlx_bun::generate::step::{PREFILL_STEP_SIZE, StepError, StepOptions, TokenGe
 use mlx_bun::generate::stream::{self, Chunk, StreamError, StreamOptions, TextGenerator};
 use mlx_bun::load::LoadedModel;
 use mlx_bun::mlx::{cpu_ops, memory};
+use mlx_bun::sampling::SamplingParams;
 use mlx_bun::structured::grammar::{Constraint, Grammar, GrammarCompiler, GrammarError, Limits, Reasoning};
+use mlx_bun::tokenizer::Tokenizer;
 use serde_json::{Map, Value};
 
+use crate::args::kv_cache::KvCache;
 use crate::args::prompt::{check_length, empty_prompt};
 use crate::engine::{
-    Candidate, Engine, Event, FinishReason, LoadOptions, Prompt, Request, SavedCache, Sink, Stats, Summary,
+    Engine, Event, FinishReason, LoadOptions, Prompt, Request, SavedCache, Sink, Stats, Summary,
     TokenLogprobs,
 };
 use crate::error::Complaint;
@@ -55,6 +58,30 @@ fn refusal(error: StreamError) -> anyhow::Error {
     }
 }
 
+/// Prompt tokens fed at a time. A CPU gains nothing from long chunks, and nobody can stop it inside one.
+pub fn prefill_step_size(kv_cache: &KvCache, cpu_kernels: bool) -> usize {
+    let usual = if cpu_kernels { CPU_PREFILL_STEP_SIZE } else { PREFILL_STEP_SIZE };
+    kv_cache.prefill_step_size.unwrap_or(usual)
+}
+
+/// What may come before a constrained reply to `prompt`: reasoning where the model's template asks for it, never
+/// after a raw prompt, nor where the reply continues a message.
+pub fn reasoning_before(tokenizer: &Tokenizer, prompt: &[u32], begins: bool) -> Reasoning {
+    match tokenizer.thinking() {
+        Some(thinking) if thinking.is_open(prompt) => Reasoning::Open,
+        Some(_) if begins => Reasoning::Optional,
+        _ => Reasoning::None,
+    }
+}
+
+/// Names the tokens that XTC never drops, as mlx-lm does.
+pub fn protect_special_tokens(sampling: &mut SamplingParams, tokenizer: &Tokenizer) {
+    if let Some(xtc) = &mut sampling.xtc {
+        xtc.special_tokens = tokenizer.encode("\n", false).unwrap_or_default();
+        xtc.special_tokens.extend(tokenizer.eos_token_ids());
+    }
+}
+
 /// A loaded model that answers requests one after another.
 pub struct Session {
     loaded: LoadedModel,
@@ -81,10 +108,8 @@ impl Session {
         Self { loaded, renderer, options, model_name, prefix, last: None, grammars: OnceCell::new() }
     }
 
-    /// A CPU gains nothing from long chunks, and nobody can stop it inside one.
     fn prefill_step_size(&self) -> usize {
-        let usual = if cpu_ops::enabled() { CPU_PREFILL_STEP_SIZE } else { PREFILL_STEP_SIZE };
-        self.options.kv_cache.prefill_step_size.unwrap_or(usual)
+        prefill_step_size(&self.options.kv_cache, cpu_ops::enabled())
     }
 
     fn fresh_caches(&self) -> Vec<LayerCache> {
@@ -104,7 +129,7 @@ impl Session {
             Prompt::Raw(text) => tokenizer.encode_prompt(text)?,
             Prompt::Chat { messages, continue_last, variables } => {
                 let text = match &self.prefix {
-                    None => self.renderer.render(messages, *continue_last, variables)?,
+                    None => self.renderer.render(messages, &[], *continue_last, variables)?,
                     Some(_) => self.renderer.render_suffix(messages, *continue_last, variables)?,
                 };
                 tokenizer.encode(&text, false)?
@@ -142,7 +167,6 @@ impl Session {
         (self.fresh_caches(), 0)
     }
 
-    /// A reply may begin with reasoning where the model's template asks for it, never after a raw prompt.
     fn grammar(
         &self,
         constraint: &Constraint,
@@ -157,21 +181,13 @@ impl Session {
                 self.grammars.get_or_init(|| grammars)
             }
         };
-        let reasoning = match (tokenizer.thinking(), prompt) {
-            (Some(thinking), _) if thinking.is_open(ids) => Reasoning::Open,
-            (Some(_), Prompt::Chat { continue_last: false, .. }) => Reasoning::Optional,
-            _ => Reasoning::None,
-        };
-        grammars.compile(constraint, reasoning)
+        let begins = matches!(prompt, Prompt::Chat { continue_last: false, .. });
+        grammars.compile(constraint, reasoning_before(tokenizer, ids, begins))
     }
 
     fn stream_options(&self, request: &Request, grammar: Option<Grammar>) -> StreamOptions {
         let mut sampling = request.sampling.clone();
-        if let Some(xtc) = &mut sampling.xtc {
-            let tokenizer = &self.loaded.tokenizer;
-            xtc.special_tokens = tokenizer.encode("\n", false).unwrap_or_default();
-            xtc.special_tokens.extend(tokenizer.eos_token_ids());
-        }
+        protect_special_tokens(&mut sampling, &self.loaded.tokenizer);
         StreamOptions {
             step: StepOptions {
                 max_tokens: request.max_tokens,
@@ -186,15 +202,6 @@ impl Session {
             eos_token_ids: None,
             logprobs: request.logprobs,
         }
-    }
-
-    fn report_logprobs(&self, id: u32, logprobs: stream::TokenLogprobs) -> TokenLogprobs {
-        let candidate = |(id, logprob): (u32, f32)| {
-            let bytes = self.loaded.tokenizer.token_bytes(id);
-            Candidate { id, token: String::from_utf8_lossy(&bytes).into_owned(), bytes, logprob }
-        };
-        let top_logprobs = logprobs.top.into_iter().map(candidate).collect();
-        TokenLogprobs { chosen: candidate((id, logprobs.logprob)), top_logprobs }
     }
 
     /// Drives one reply; the caches hold `fed` tokens of it afterwards.
@@ -224,7 +231,7 @@ impl Session {
             let mut events = Vec::new();
             if let Some(id) = token {
                 tokens.push(id);
-                let logprobs = logprobs.map(|logprobs| self.report_logprobs(id, logprobs));
+                let logprobs = logprobs.map(|logprobs| TokenLogprobs::new(tokenizer, id, logprobs));
                 events.push(Event::Token { id, logprobs });
             }
             if !text.is_empty() {

@@ -25,6 +25,7 @@ fn help_lists_the_verbs() {
       generate      Answer a prompt and exit [alias: gen]
       chat          Talk with a model
       cache-prompt  Compute a long prompt once and save it for `generate --prompt-cache-file`
+      serve         Answer requests over HTTP, as OpenAI and Anthropic do [alias: server]
       get           Download a model from the hub, or go on with a download
       ls            List the models on this machine [alias: list]
       scan          Look for models in the Hugging Face cache and in folders of yours
@@ -284,7 +285,7 @@ fn manual_pages() {
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     names.sort();
-    assert_snapshot!(names.join(" "), @"mlx-bun-cache-prompt.1 mlx-bun-chat.1 mlx-bun-completions.1 mlx-bun-convert.1 mlx-bun-fit.1 mlx-bun-fuse.1 mlx-bun-gc.1 mlx-bun-generate.1 mlx-bun-get.1 mlx-bun-goldens-check.1 mlx-bun-goldens-list.1 mlx-bun-goldens-regen.1 mlx-bun-goldens.1 mlx-bun-ls.1 mlx-bun-man.1 mlx-bun-perplexity.1 mlx-bun-scan.1 mlx-bun-upload.1 mlx-bun.1");
+    assert_snapshot!(names.join(" "), @"mlx-bun-cache-prompt.1 mlx-bun-chat.1 mlx-bun-completions.1 mlx-bun-convert.1 mlx-bun-fit.1 mlx-bun-fuse.1 mlx-bun-gc.1 mlx-bun-generate.1 mlx-bun-get.1 mlx-bun-goldens-check.1 mlx-bun-goldens-list.1 mlx-bun-goldens-regen.1 mlx-bun-goldens.1 mlx-bun-ls.1 mlx-bun-man.1 mlx-bun-perplexity.1 mlx-bun-scan.1 mlx-bun-serve.1 mlx-bun-upload.1 mlx-bun.1");
     let page = String::from_utf8(mlx_bun(&["man", "gen"]).output().unwrap().stdout).unwrap();
     for part in [".TH mlx-bun-generate 1", ".SH \"EXIT STATUS\"", ".SH ENVIRONMENT", "\\fB\\-\\-top\\-p\\fR"]
     {

@@ -109,6 +109,13 @@ impl LayerCache {
         }
     }
 
+    /// Forgets what a fused step returned, which is computed by now.
+    pub fn settled(&mut self) {
+        if let Self::Stored(cache) = self {
+            cache.settled();
+        }
+    }
+
     /// Whether the last positions can be taken back.
     pub fn is_trimmable(&self) -> bool {
         match self {

@@ -135,6 +135,11 @@ impl StoredKvCache {
         self.pending.as_ref()
     }
 
+    /// Lets go of the last step's result, which must be computed.
+    pub(super) fn settled(&mut self) {
+        self.pending = None;
+    }
+
     fn settle(&self) -> Result<()> {
         self.pending.as_ref().map_or(Ok(()), Array::eval)
     }

@@ -1,25 +1,19 @@
-//! The decode loop over tokens (`generate_step` of mlx-lm's generate.py): knows nothing about text.
-//!
-//! The prompt is fed in chunks up to its last token; that one is a step of its own, so that every step has the
-//! same shape. One step is always in flight: the next token is being computed while the current one is read. With a
-//! grammar the next step waits for the current token, and its mask is computed while the device computes its logits.
+//! The decode loop over the tokens of one sequence (`generate_step` of mlx-lm's generate.py): knows nothing about
+//! text. The step itself is that of [`sequence`](super::sequence), which batches share.
 
-use crate::cache::{LayerCache, maybe_quantize};
-use crate::mlx::cpu_ops::{self, Kernels, in_prefill};
-use crate::mlx::random::RandomState;
-use crate::mlx::{self, Array, DeviceKind, Dtype, memory};
+use super::limits::Limits;
+use super::sequence::{self, Sequence};
+use crate::cache::LayerCache;
+use crate::mlx::{self, Array, memory};
 use crate::models::Model;
-use crate::sampling::{LogitsProcessors, PenaltyParams, RangeError, Sampler, SamplingParams, mask};
-use crate::structured::grammar::{Grammar, GrammarError, Matcher};
+use crate::sampling::{PenaltyParams, RangeError, SamplingParams};
+use crate::structured::grammar::{Grammar, GrammarError};
 
 /// Prompt tokens fed at a time, unless asked otherwise.
 pub const PREFILL_STEP_SIZE: usize = 2048;
 
-/// Steps between returns of the allocator's spare memory.
-const CLEAR_CACHE_EVERY: usize = 256;
-
 /// Packing of the key-value cache while generating.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KvQuantization {
     /// Bits a value.
     pub bits: u8,
@@ -85,7 +79,7 @@ pub enum StepError {
         /// The id.
         id: u32,
         /// Rows of the embedding.
-        vocab_size: i32,
+        vocab_size: usize,
     },
     /// A bias for an id the model has no logit for.
     #[error("logit_bias names token {id}, but the vocabulary has {vocab_size}")]
@@ -93,7 +87,7 @@ pub enum StepError {
         /// The id.
         id: u32,
         /// Logits at a position.
-        vocab_size: i32,
+        vocab_size: usize,
     },
     /// A chunk size of zero would never finish.
     #[error("the prefill step size must be at least 1")]
@@ -136,21 +130,11 @@ pub struct Step {
 /// A generation in progress over one model and its caches.
 pub struct TokenGenerator<'a> {
     model: &'a dyn Model,
-    caches: &'a mut Vec<LayerCache>,
-    sampler: Sampler,
-    processors: Option<LogitsProcessors>,
-    matcher: Option<Matcher>,
-    rng: RandomState,
-    max_tokens: Option<usize>,
-    kv_quantization: Option<KvQuantization>,
+    /// Where the caches return to.
+    home: &'a mut Vec<LayerCache>,
+    sequence: Sequence,
     prefill_step_size: usize,
-    /// Prompt tokens not fed yet; empty once generation has begun.
-    pending: Vec<u32>,
-    /// Ours, where the model's are.
-    kernels: Option<Kernels>,
-    /// The step in flight: its token and log-probabilities.
-    in_flight: Option<(Array, Array)>,
-    generated: usize,
+    begun: bool,
 }
 
 /// The step in flight is finished first: MLX's thread would otherwise run into the end of the process, or write into
@@ -159,6 +143,7 @@ impl Drop for TokenGenerator<'_> {
     fn drop(&mut self) {
         // An error here is one that nobody is left to be told of.
         let _ = mlx::synchronize();
+        *self.home = self.sequence.take_caches();
     }
 }
 
@@ -173,188 +158,48 @@ impl<'a> TokenGenerator<'a> {
         prompt: &[u32],
         options: &StepOptions,
     ) -> Result<Self, StepError> {
-        options.sampling.validate()?;
-        options.penalties.validate()?;
-        let vocab_size = model.vocab_size();
-        if prompt.is_empty() {
-            return Err(StepError::EmptyPrompt);
-        }
-        let unknown = |id: &u32| i64::from(*id) >= i64::from(vocab_size);
-        if let Some(&id) = prompt.iter().find(|id| unknown(id)) {
-            return Err(StepError::UnknownToken { id, vocab_size });
-        }
-        if let Some(&(id, _)) = options.penalties.logit_bias.iter().find(|(id, _)| unknown(id)) {
-            return Err(StepError::BiasedToken { id, vocab_size });
-        }
-        if options.prefill_step_size == 0 {
-            return Err(StepError::PrefillStep);
-        }
-        if let Some(KvQuantization { group_size, .. }) = options.kv_quantization {
-            check_kv_group(group_size, model.head_dim())?;
-        }
-        Ok(Self {
-            model,
-            caches,
-            sampler: Sampler::new(&options.sampling, vocab_size)?,
-            processors: LogitsProcessors::new(&options.penalties, vocab_size)?,
-            matcher: options
-                .grammar
-                .as_ref()
-                .map(|grammar| grammar.matcher(usize::try_from(vocab_size).unwrap_or(0))),
-            rng: match options.seed {
-                Some(seed) => RandomState::from_seed(seed)?,
-                None => RandomState::from_clock()?,
-            },
-            max_tokens: options.max_tokens,
-            kv_quantization: options.kv_quantization,
-            prefill_step_size: options.prefill_step_size,
-            pending: prompt.to_vec(),
-            kernels: cpu_ops::kernels(),
-            in_flight: None,
-            generated: 0,
-        })
+        options.validate(prompt, &Limits::of(model))?;
+        let sequence = Sequence::new(model, std::mem::take(caches), prompt, options)?;
+        let prefill_step_size = options.prefill_step_size;
+        Ok(Self { model, home: caches, sequence, prefill_step_size, begun: false })
     }
 
     /// Feeds the prompt and starts the first step. Returns `Break` when `progress` asked to stop.
+    ///
+    /// # Errors
+    /// MLX's and the grammar's.
     pub fn prefill(&mut self, progress: Progress) -> Result<ControlFlow, StepError> {
-        let prompt = std::mem::take(&mut self.pending);
-        let (total, mut done) = (prompt.len(), 0);
+        self.begun = true;
+        let sequence = &mut self.sequence;
+        let total = sequence.unfed() + 1;
+        let mut done = 0;
         if progress(done, total).is_break() {
             return Ok(ControlFlow::Break(()));
         }
-        while total - done > 1 {
-            let count = self.prefill_step_size.min(total - done - 1);
-            let chunk = token_array(&prompt[done..done + count])?;
-            let ids = chunk.expand_dims(0)?;
-            in_prefill(|| self.model.forward(&ids, Some(self.caches)))?;
-            self.quantize_caches()?;
-            if self.eval_caches(&mut || progress(done, total))?.is_break() {
+        while sequence.unfed() > 0 {
+            let poll = &mut || progress(done, total);
+            if sequence.feed(self.model, self.prefill_step_size, poll)?.is_break() {
                 return Ok(ControlFlow::Break(()));
             }
-            if let Some(processors) = &mut self.processors {
-                processors.observe(&chunk)?;
-            }
-            done += count;
+            done = total - 1 - sequence.unfed();
             if progress(done, total).is_break() {
                 return Ok(ControlFlow::Break(()));
             }
             memory::clear_cache()?;
         }
-        self.dispatch(&token_array(&prompt[done..])?)?;
+        sequence.start(self.model)?;
         Ok(ControlFlow::Continue(()))
     }
 
     /// The next token; `None` once `max_tokens` were generated. Feeds the prompt first if that was not done.
+    ///
+    /// # Errors
+    /// MLX's and the grammar's, and logits that are not numbers.
     #[allow(clippy::should_implement_trait)] // fallible, and lending would not fit `Iterator`
     pub fn next(&mut self) -> Result<Option<Step>, StepError> {
-        if !self.pending.is_empty() {
+        if !self.begun {
             let _ = self.prefill(&mut |_, _| ControlFlow::Continue(()))?;
         }
-        if self.max_tokens.is_some_and(|most| self.generated >= most) {
-            return Ok(None);
-        }
-        let Some((token, logprobs)) = self.in_flight.take() else { return Ok(None) };
-        if self.matcher.is_none() {
-            if cpu_ops::enabled() {
-                // A step that still runs holds the caches' buffers; the next would copy them instead of writing in
-                // place, which costs more than waiting once the kernels are fast.
-                token.eval()?;
-            }
-            self.dispatch(&token)?;
-        }
-        let id = token.item_u32()?;
-        if i64::from(id) >= i64::from(self.model.vocab_size()) {
-            return Err(StepError::NanLogits);
-        }
-        if self.generated == 0 && logprobs.isnan()?.any()?.to_vec::<bool>()? == [true] {
-            return Err(StepError::NanLogits);
-        }
-        if self.generated.is_multiple_of(CLEAR_CACHE_EVERY) {
-            memory::clear_cache()?;
-        }
-        self.generated += 1;
-        let is_last = self.follow_grammar(id, &token)?;
-        Ok(Some(Step { token: id, logprobs, is_last }))
+        sequence::step(self.model, &mut [&mut self.sequence]).pop().unwrap_or(Ok(None))
     }
-
-    /// Tells the grammar which token was chosen, and only then starts the next step, whose mask depends on it.
-    /// Whether the grammar is complete.
-    fn follow_grammar(&mut self, id: u32, token: &Array) -> Result<bool, StepError> {
-        let Some(matcher) = &mut self.matcher else { return Ok(false) };
-        matcher.advance(id)?;
-        if matcher.is_finished() {
-            return Ok(true);
-        }
-        if self.max_tokens != Some(self.generated) {
-            self.dispatch(token)?;
-        }
-        Ok(false)
-    }
-
-    /// Feeds tokens `[n]` and starts computing the one that follows.
-    fn dispatch(&mut self, tokens: &Array) -> Result<(), StepError> {
-        let logits = self.model.forward(&tokens.expand_dims(0)?, Some(self.caches))?;
-        let length = logits.dim(1);
-        let mut logits = logits.slice(1, length - 1, length)?.squeeze(1)?;
-        if let Some(processors) = &mut self.processors {
-            processors.observe(tokens)?;
-            logits = processors.apply(&logits)?;
-        }
-        if let Some(matcher) = &mut self.matcher {
-            // The device works on the logits meanwhile.
-            mlx::async_eval([&logits])?;
-            logits = mask::keep_allowed(&logits, &matcher.mask()?)?;
-        }
-        self.quantize_caches()?;
-        let logprobs = match &self.kernels {
-            Some(kernels) if logits.dtype() == Dtype::Float32 => kernels.log_probabilities(&logits)?,
-            _ => logits.subtract(&logits.logsumexp_all(true)?)?,
-        };
-        let token = self.sampler.sample(&logprobs, &mut self.rng)?;
-        let logprobs = logprobs.squeeze(0)?;
-        mlx::async_eval([&token, &logprobs])?;
-        self.in_flight = Some((token, logprobs));
-        Ok(())
-    }
-
-    /// Computes what a chunk left in the caches. On a CPU layer after layer, so that the work can be stopped inside
-    /// a chunk: the graph, and with it every bit, is the same. A GPU would idle between the layers.
-    fn eval_caches(&self, poll: &mut dyn FnMut() -> ControlFlow) -> Result<ControlFlow, mlx::Error> {
-        if mlx::default_device() == DeviceKind::Gpu {
-            mlx::eval(self.caches.iter().flat_map(LayerCache::arrays))?;
-            return Ok(ControlFlow::Continue(()));
-        }
-        for (layer, cache) in self.caches.iter().enumerate() {
-            if layer > 0 && poll().is_break() {
-                return Ok(ControlFlow::Break(()));
-            }
-            mlx::eval(cache.arrays())?;
-        }
-        Ok(ControlFlow::Continue(()))
-    }
-
-    fn quantize_caches(&mut self) -> Result<(), mlx::Error> {
-        match self.kv_quantization {
-            Some(KvQuantization { bits, group_size, start }) => {
-                maybe_quantize(self.caches, bits, group_size, start)
-            }
-            None => Ok(()),
-        }
-    }
-}
-
-fn check_kv_group(group_size: u32, head_dim: i32) -> Result<(), StepError> {
-    if i64::from(group_size) > 0 && i64::from(head_dim) % i64::from(group_size) == 0 {
-        return Ok(());
-    }
-    let suggestion = match head_dim {
-        dim if dim % 64 == 0 => "64",
-        dim if dim % 32 == 0 => "32",
-        _ => "none: leave the cache unquantized",
-    };
-    Err(StepError::KvGroup { group_size, head_dim, suggestion })
-}
-
-fn token_array(ids: &[u32]) -> Result<Array, mlx::Error> {
-    Array::from_slice(ids, &[ids.len() as i32])
 }

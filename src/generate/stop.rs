@@ -60,6 +60,11 @@ impl StopMatcher {
         self.stopped
     }
 
+    /// The stop string found, if any.
+    pub fn matched(&self) -> Option<&str> {
+        self.stopped.and_then(|index| self.stops.get(index)).map(String::as_str)
+    }
+
     /// Goes through the possible matches in order of preference, up to one that is complete or undecided.
     fn settle(&mut self, at_end: bool) -> StopEvent {
         for (start, _) in self.held.char_indices() {

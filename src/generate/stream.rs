@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use super::step::{ControlFlow, Progress, StepError, StepOptions, TokenGenerator};
+use super::limits::Limits;
+use super::step::{ControlFlow, Progress, Step, StepError, StepOptions, TokenGenerator};
 use super::stop::{StopError, StopMatcher};
 use crate::cache::LayerCache;
 use crate::mlx::{self, Array, memory};
@@ -123,16 +124,15 @@ pub enum StreamError {
 }
 
 /// Refuses a prompt of more tokens than the model was trained for; nothing is ever cut off silently.
+///
+/// # Errors
+/// [`StreamError::ContextLength`].
 pub fn check_context(model: &dyn Model, prompt: usize) -> Result<(), StreamError> {
-    match model.max_positions().and_then(|context| usize::try_from(context).ok()) {
-        Some(context) if prompt > context => Err(StreamError::ContextLength { prompt, context }),
-        _ => Ok(()),
-    }
+    Limits::of(model).check_context(prompt)
 }
 
-/// A reply in progress.
-pub struct TextGenerator<'a> {
-    tokens: TokenGenerator<'a>,
+/// The text of one reply as its tokens come: decoded, cut at stop strings, measured. Knows no model.
+pub struct Reply {
     detokenizer: Detokenizer,
     stop: StopMatcher,
     eos_token_ids: BTreeSet<u32>,
@@ -144,68 +144,48 @@ pub struct TextGenerator<'a> {
     drained: bool,
 }
 
-impl<'a> TextGenerator<'a> {
-    /// Prepares a reply to `prompt`, token ids that follow what `caches` hold. Computes nothing yet.
-    pub fn new(
-        model: &'a dyn Model,
-        tokenizer: &Tokenizer,
-        caches: &'a mut Vec<LayerCache>,
-        prompt: &[u32],
-        options: &StreamOptions,
-    ) -> Result<Self, StreamError> {
-        if options.step.max_tokens == Some(0) {
-            return Err(StreamError::NoTokens);
-        }
-        let cached = caches.first().map_or(0, |cache| cache.offset().max(0) as usize);
-        check_context(model, cached + prompt.len())?;
+impl Reply {
+    /// A reply to a prompt of which `fed` tokens are computed.
+    ///
+    /// # Errors
+    /// A stop string that cannot be matched.
+    pub fn new(tokenizer: &Tokenizer, fed: usize, options: &StreamOptions) -> Result<Self, StreamError> {
         Ok(Self {
-            tokens: TokenGenerator::new(model, caches, prompt, &options.step)?,
             detokenizer: tokenizer.detokenizer(),
             stop: StopMatcher::new(options.stop.iter().cloned())?,
             eos_token_ids: options.eos_token_ids.clone().unwrap_or_else(|| tokenizer.eos_token_ids().clone()),
             logprobs: options.logprobs,
             max_tokens: options.step.max_tokens,
-            stats: Stats { prompt_tokens: prompt.len(), ..Stats::default() },
+            stats: Stats { prompt_tokens: fed, ..Stats::default() },
             clock: None,
             finish: None,
             drained: false,
         })
     }
 
-    /// Feeds the prompt; `progress` may break off, which ends the reply as cancelled.
-    pub fn prefill(&mut self, progress: Progress) -> Result<(), StreamError> {
+    /// The prompt is going to be fed.
+    pub fn begin(&mut self) {
         self.clock = Some(Instant::now());
-        if let ControlFlow::Break(()) = self.tokens.prefill(progress)? {
-            self.cancel();
-        }
-        Ok(())
     }
 
-    /// Ends the reply: what was held back comes out with the next [`TextGenerator::next`].
+    /// Ends the reply: what was held back comes out with [`finish`](Self::finish).
     pub fn cancel(&mut self) {
         self.finish.get_or_insert(FinishReason::Cancelled);
     }
 
-    /// The next piece; `None` after the last.
-    #[allow(clippy::should_implement_trait)] // fallible, and lending would not fit `Iterator`
-    pub fn next(&mut self) -> Result<Option<Chunk>, StreamError> {
-        if self.drained {
-            return Ok(None);
-        }
-        if self.finish.is_some() {
-            return self.drain(None, None);
-        }
-        if self.clock.is_none() {
-            self.prefill(&mut |_, _| ControlFlow::Continue(()))?;
-        }
-        let Some(step) = self.tokens.next()? else {
-            self.finish = Some(FinishReason::Length);
-            return self.drain(None, None);
+    /// Takes a step's token, or the end of the tokens, and returns the text that became certain.
+    ///
+    /// # Errors
+    /// MLX's.
+    pub fn push(&mut self, step: Option<Step>) -> Result<Chunk, StreamError> {
+        let Some(step) = step else {
+            self.finish.get_or_insert(FinishReason::Length);
+            return Ok(self.finish(None, None));
         };
         self.count_token()?;
         if self.eos_token_ids.contains(&step.token) {
             self.finish = Some(FinishReason::Stop);
-            return self.drain(None, None);
+            return Ok(self.finish(None, None));
         }
         let logprobs = match self.logprobs {
             Some(top) => Some(read_logprobs(&step.logprobs, step.token, top)?),
@@ -214,18 +194,34 @@ impl<'a> TextGenerator<'a> {
         self.detokenizer.add_token(step.token);
         if step.is_last {
             self.finish = Some(FinishReason::Stop);
-            return self.drain(Some(step.token), logprobs);
+            return Ok(self.finish(Some(step.token), logprobs));
         }
         if self.max_tokens == Some(self.stats.generation_tokens) {
             self.finish = Some(FinishReason::Length);
-            return self.drain(Some(step.token), logprobs);
+            return Ok(self.finish(Some(step.token), logprobs));
         }
         let event = self.stop.push(&self.detokenizer.take_segment());
         if event.stopped.is_some() {
             self.finish = Some(FinishReason::Stop);
             self.drained = true;
         }
-        Ok(Some(Chunk { text: event.text, token: Some(step.token), logprobs }))
+        Ok(Chunk { text: event.text, token: Some(step.token), logprobs })
+    }
+
+    /// Releases what the detokenizer and the stop matcher hold back; there is nothing after that.
+    pub fn finish(&mut self, token: Option<u32>, logprobs: Option<TokenLogprobs>) -> Chunk {
+        self.drained = true;
+        let tail = self.detokenizer.finish();
+        let mut event = self.stop.push(&tail);
+        if event.stopped.is_none() {
+            let rest = self.stop.finish();
+            event.text.push_str(&rest.text);
+            event.stopped = rest.stopped;
+        }
+        if event.stopped.is_some() {
+            self.finish = Some(FinishReason::Stop);
+        }
+        Chunk { text: event.text, token, logprobs }
     }
 
     /// Counts and times so far.
@@ -236,6 +232,16 @@ impl<'a> TextGenerator<'a> {
     /// Why the reply ended; `None` while it has not.
     pub fn finish_reason(&self) -> Option<FinishReason> {
         self.finish
+    }
+
+    /// Whether its last chunk was returned.
+    pub fn is_complete(&self) -> bool {
+        self.drained
+    }
+
+    /// The stop string that ended it.
+    pub fn matched_stop(&self) -> Option<&str> {
+        self.stop.matched()
     }
 
     fn count_token(&mut self) -> Result<(), StreamError> {
@@ -250,25 +256,83 @@ impl<'a> TextGenerator<'a> {
         self.stats.peak_memory = memory::peak()?;
         Ok(())
     }
+}
 
-    /// Releases what the detokenizer and the stop matcher hold back.
-    fn drain(
-        &mut self,
-        token: Option<u32>,
-        logprobs: Option<TokenLogprobs>,
-    ) -> Result<Option<Chunk>, StreamError> {
-        self.drained = true;
-        let tail = self.detokenizer.finish();
-        let mut event = self.stop.push(&tail);
-        if event.stopped.is_none() {
-            let rest = self.stop.finish();
-            event.text.push_str(&rest.text);
-            event.stopped = rest.stopped;
+/// A reply in progress.
+pub struct TextGenerator<'a> {
+    tokens: TokenGenerator<'a>,
+    reply: Reply,
+    begun: bool,
+}
+
+impl<'a> TextGenerator<'a> {
+    /// Prepares a reply to `prompt`, token ids that follow what `caches` hold. Computes nothing yet.
+    ///
+    /// # Errors
+    /// Everything that can be wrong with the request.
+    pub fn new(
+        model: &'a dyn Model,
+        tokenizer: &Tokenizer,
+        caches: &'a mut Vec<LayerCache>,
+        prompt: &[u32],
+        options: &StreamOptions,
+    ) -> Result<Self, StreamError> {
+        let cached = caches.first().map_or(0, |cache| cache.offset().max(0) as usize);
+        options.validate(cached + prompt.len(), &Limits::of(model))?;
+        let reply = Reply::new(tokenizer, prompt.len(), options)?;
+        Ok(Self { tokens: TokenGenerator::new(model, caches, prompt, &options.step)?, reply, begun: false })
+    }
+
+    /// Feeds the prompt; `progress` may break off, which ends the reply as cancelled.
+    ///
+    /// # Errors
+    /// MLX's and the grammar's.
+    pub fn prefill(&mut self, progress: Progress) -> Result<(), StreamError> {
+        self.begun = true;
+        self.reply.begin();
+        if let ControlFlow::Break(()) = self.tokens.prefill(progress)? {
+            self.cancel();
         }
-        if event.stopped.is_some() {
-            self.finish = Some(FinishReason::Stop);
+        Ok(())
+    }
+
+    /// Ends the reply: what was held back comes out with the next [`TextGenerator::next`].
+    pub fn cancel(&mut self) {
+        self.reply.cancel();
+    }
+
+    /// The next piece; `None` after the last.
+    ///
+    /// # Errors
+    /// MLX's and the grammar's, and logits that are not numbers.
+    #[allow(clippy::should_implement_trait)] // fallible, and lending would not fit `Iterator`
+    pub fn next(&mut self) -> Result<Option<Chunk>, StreamError> {
+        if self.reply.is_complete() {
+            return Ok(None);
         }
-        Ok(Some(Chunk { text: event.text, token, logprobs }))
+        if self.reply.finish_reason().is_none() && !self.begun {
+            self.prefill(&mut |_, _| ControlFlow::Continue(()))?;
+        }
+        if self.reply.finish_reason().is_some() {
+            return Ok(Some(self.reply.finish(None, None)));
+        }
+        let step = self.tokens.next()?;
+        self.reply.push(step).map(Some)
+    }
+
+    /// Counts and times so far.
+    pub fn stats(&self) -> Stats {
+        self.reply.stats()
+    }
+
+    /// The stop string that ended it.
+    pub fn matched_stop(&self) -> Option<&str> {
+        self.reply.matched_stop()
+    }
+
+    /// Why the reply ended; `None` while it has not.
+    pub fn finish_reason(&self) -> Option<FinishReason> {
+        self.reply.finish_reason()
     }
 }
 

@@ -94,6 +94,9 @@ pub enum AdapterError {
         /// Their names.
         names: String,
     },
+    /// Several at once, one of them with magnitudes.
+    #[error("DoRA adapters cannot be stacked on others; use one alone, or fuse it into the model")]
+    Stack,
     /// MLX failed.
     #[error(transparent)]
     Mlx(#[from] mlx::Error),

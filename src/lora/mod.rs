@@ -3,6 +3,8 @@
 
 mod adapter;
 mod low_rank;
+mod stack;
 
 pub use adapter::{Adapter, AdapterError};
 pub use low_rank::LowRank;
+pub use stack::{AdapterSet, Adapters, FittedAdapter, ModuleAdapters};

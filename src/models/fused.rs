@@ -76,50 +76,112 @@ impl Fused {
         caches: &mut [LayerCache],
         describe: impl FnOnce() -> Result<Option<DecoderDescription<'a>>>,
     ) -> Result<Option<Array>> {
-        let Some(kernels) = &self.kernels else { return Ok(None) };
-        let decoder = match self.decoder.get() {
-            Some(decoder) => decoder,
-            None => {
-                let description = describe()?;
-                let decoder = match description.as_ref().map(plan).transpose()?.flatten() {
-                    // As wide as mlx-lm's caches, which have the model's type.
-                    Some(plan) => {
-                        let wide = plan.norm.weight.dtype() == Dtype::Float32;
-                        let kind = if wide { KvType::F32 } else { KvType::F16 };
-                        Some((FusedDecoder::new(kernels, &plan)?, kind))
-                    }
-                    None => None,
-                };
-                self.decoder.get_or_init(|| decoder)
-            }
+        let (Some((decoder, kind)), &[batch, length]) = (self.decoder(describe)?, inputs.shape()) else {
+            return Ok(None);
         };
-        let (Some((decoder, kind)), &[batch, length]) = (decoder, inputs.shape()) else { return Ok(None) };
-        let offset = caches.first().map_or(0, LayerCache::offset);
-        if batch < 1 || length < 1 || caches.iter().any(|cache| cache.offset() != offset) {
-            return Ok(None);
-        }
         let shapes: Vec<_> = decoder.stores(*kind).collect();
-        let fits = |(cache, shape): (&LayerCache, &KvShape)| cache.can_store(*shape, batch);
-        if caches.len() != shapes.len() || !caches.iter().zip(&shapes).all(fits) {
+        if batch < 1 || length < 1 || !fits(caches, &shapes, batch) {
             return Ok(None);
         }
-        for (cache, shape) in caches.iter_mut().zip(&shapes) {
-            cache.store(*shape, batch)?;
-        }
-        let stores = caches.iter_mut().filter_map(|cache| cache.reserve(length).transpose());
-        let stores = stores.collect::<Result<Vec<_>>>()?;
-        let position = offset.max(0) as usize;
-        let rows = (0..batch as usize).map(|row| DecoderRow {
-            position,
-            stores: stores.iter().filter_map(|layer| layer.get(row).cloned()).collect(),
-        });
-        // The layers of a sequence wait for the same steps.
-        let after: Vec<Array> = caches.first().into_iter().flat_map(LayerCache::arrays).cloned().collect();
-        let after: Vec<&Array> = after.iter().collect();
-        let (logits, pending) = decoder.step(inputs, rows.collect(), &after)?;
+        let rows = reserve(caches, &shapes, batch, length)?;
+        let after = last_steps([&*caches]);
+        let (logits, pending) = decoder.step(inputs, rows, &after.iter().collect::<Vec<_>>())?;
         caches.iter_mut().for_each(|cache| cache.advance(length, &pending));
         Ok(Some(logits))
     }
+
+    /// One token of each of some sequences: ids `[rows]` to logits `[rows, vocabulary]`; otherwise as
+    /// [`forward`](Self::forward).
+    ///
+    /// # Errors
+    /// As for any forward pass.
+    pub fn forward_rows<'a>(
+        &self,
+        tokens: &Array,
+        caches: &mut [&mut [LayerCache]],
+        describe: impl FnOnce() -> Result<Option<DecoderDescription<'a>>>,
+    ) -> Result<Option<Array>> {
+        let Some((decoder, kind)) = self.decoder(describe)? else { return Ok(None) };
+        let shapes: Vec<_> = decoder.stores(*kind).collect();
+        if !caches.iter().all(|caches| fits(caches, &shapes, 1)) {
+            return Ok(None);
+        }
+        let rows = caches.iter_mut().map(|caches| reserve(caches, &shapes, 1, 1));
+        let rows = rows.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
+        let after = last_steps(caches.iter().map(|caches| &**caches));
+        let tokens = tokens.expand_dims(1)?;
+        let (logits, pending) = decoder.step(&tokens, rows, &after.iter().collect::<Vec<_>>())?;
+        caches.iter_mut().flat_map(|caches| caches.iter_mut()).for_each(|cache| cache.advance(1, &pending));
+        logits.squeeze(1).map(Some)
+    }
+
+    /// Whether [`forward_rows`](Self::forward_rows) would take a sequence with these caches.
+    ///
+    /// # Errors
+    /// As for any forward pass.
+    pub fn takes<'a>(
+        &self,
+        caches: &[LayerCache],
+        describe: impl FnOnce() -> Result<Option<DecoderDescription<'a>>>,
+    ) -> Result<bool> {
+        let Some((decoder, kind)) = self.decoder(describe)? else { return Ok(false) };
+        Ok(fits(caches, &decoder.stores(*kind).collect::<Vec<_>>(), 1))
+    }
+
+    /// Makes the fused form when it is first asked for.
+    fn decoder<'a>(
+        &self,
+        describe: impl FnOnce() -> Result<Option<DecoderDescription<'a>>>,
+    ) -> Result<Option<&(FusedDecoder, KvType)>> {
+        let Some(kernels) = &self.kernels else { return Ok(None) };
+        if let Some(decoder) = self.decoder.get() {
+            return Ok(decoder.as_ref());
+        }
+        let description = describe()?;
+        let decoder = match description.as_ref().map(plan).transpose()?.flatten() {
+            // As wide as mlx-lm's caches, which have the model's type.
+            Some(plan) => {
+                let wide = plan.norm.weight.dtype() == Dtype::Float32;
+                let kind = if wide { KvType::F32 } else { KvType::F16 };
+                Some((FusedDecoder::new(kernels, &plan)?, kind))
+            }
+            None => None,
+        };
+        Ok(self.decoder.get_or_init(|| decoder).as_ref())
+    }
+}
+
+/// Whether the caches of a batch of sequences of one length can be stored.
+fn fits(caches: &[LayerCache], shapes: &[KvShape], batch: i32) -> bool {
+    let offset = caches.first().map_or(0, LayerCache::offset);
+    caches.len() == shapes.len()
+        && caches.iter().all(|cache| cache.offset() == offset)
+        && caches.iter().zip(shapes).all(|(cache, shape)| cache.can_store(*shape, batch))
+}
+
+/// Stores caches that [`fits`] and makes room for `length` positions of each sequence.
+fn reserve(
+    caches: &mut [LayerCache],
+    shapes: &[KvShape],
+    batch: i32,
+    length: i32,
+) -> Result<Vec<DecoderRow>> {
+    let position = caches.first().map_or(0, LayerCache::offset).max(0) as usize;
+    for (cache, shape) in caches.iter_mut().zip(shapes) {
+        cache.store(*shape, batch)?;
+    }
+    let stores = caches.iter_mut().filter_map(|cache| cache.reserve(length).transpose());
+    let stores = stores.collect::<Result<Vec<_>>>()?;
+    let row = |row| DecoderRow {
+        position,
+        stores: stores.iter().filter_map(|layer| layer.get(row).cloned()).collect(),
+    };
+    Ok((0..batch.max(0) as usize).map(row).collect())
+}
+
+/// What the next step must wait for; the layers of a sequence wait for the same.
+fn last_steps<'a>(sequences: impl IntoIterator<Item = &'a [LayerCache]>) -> Vec<Array> {
+    sequences.into_iter().filter_map(<[_]>::first).flat_map(LayerCache::arrays).cloned().collect()
 }
 
 fn weight(weight: &Weight) -> ProjectionPlan<'_> {

@@ -5,12 +5,13 @@ use serde_json::{Map, Value};
 
 use super::activations::clip_residual;
 use super::fused::{BlockDescription, Fused};
-use super::layers::{Attention, AttentionArgs, Block, Decoder, Gate, GatedMlp, GatedMlpArgs, Head, RmsNorm};
+use super::layers::{
+    Attention, AttentionArgs, Block, Context, Decoder, Gate, GatedMlp, GatedMlpArgs, Head, RmsNorm,
+};
 use super::loader::{LoadError, Loader, NormKind, layer_count};
 use super::rope::{Rope, RopeArgs};
 use super::{ConfigError, Model, sliding};
-use crate::cache::{LayerCache, LayerKind};
-use crate::mlx::fast::Mask;
+use crate::cache::LayerKind;
 use crate::mlx::{Array, Dtype, Result};
 
 /// `ModelArgs`.
@@ -135,8 +136,8 @@ impl TransformerBlock {
 }
 
 impl Block for TransformerBlock {
-    fn forward(&self, x: &Array, mask: &Mask, cache: Option<&mut LayerCache>) -> Result<Array> {
-        let r = self.self_attn.forward(&self.input_layernorm.forward(x)?, mask, cache)?;
+    fn forward(&self, x: &Array, context: Context) -> Result<Array> {
+        let r = self.self_attn.forward(&self.input_layernorm.forward(x)?, context)?;
         let h = clip_residual(x, &self.post_attention_layernorm.forward(&r)?)?;
         let r = self.mlp.forward(&self.pre_feedforward_layernorm.forward(&h)?)?;
         clip_residual(&h, &self.post_feedforward_layernorm.forward(&r)?)
@@ -174,6 +175,7 @@ pub fn load(args: &ModelArgs, loader: &mut Loader) -> std::result::Result<Box<dy
         vocab_size: args.vocab_size,
         head_dim: args.head_dim,
         makes_own_cache: true,
+        adapters: loader.adapters(),
         fused: Fused::default(),
     }))
 }

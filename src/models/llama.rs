@@ -114,6 +114,7 @@ pub fn load(args: &ModelArgs, loader: &mut Loader) -> Result<Box<dyn Model>, Loa
         vocab_size: args.vocab_size,
         head_dim: attention.head_dim,
         makes_own_cache: true,
+        adapters: loader.adapters(),
         fused: Fused::default(),
     }))
 }

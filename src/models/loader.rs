@@ -5,7 +5,7 @@ use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error as _};
 use super::ConfigError;
 use super::layers::{Embedding, Linear, RmsNorm, Weight};
 use crate::checkpoint::{AuditError, CheckpointError, Config, Taken, Tensor, TensorSource, WeightTensors};
-use crate::lora::{Adapter, AdapterError};
+use crate::lora::{AdapterError, Adapters};
 use crate::mlx::{self, Array, Dtype, cpu_ops};
 
 /// Layers a config may name; more is a broken file, not a model.
@@ -72,7 +72,7 @@ pub struct Loader<'a> {
     config: &'a Config,
     tensors: TensorSource,
     compute_dtype: Option<Dtype>,
-    adapter: Option<Adapter>,
+    adapters: Adapters,
     /// Whether arrays hold nothing.
     hollow: bool,
 }
@@ -80,7 +80,7 @@ pub struct Loader<'a> {
 impl<'a> Loader<'a> {
     /// `compute_dtype` casts every floating-point tensor; `None` keeps the checkpoint's types.
     pub fn new(config: &'a Config, tensors: TensorSource, compute_dtype: Option<Dtype>) -> Self {
-        Self { config, tensors, compute_dtype, adapter: None, hollow: false }
+        Self { config, tensors, compute_dtype, adapters: Adapters::default(), hollow: false }
     }
 
     /// Gives layers zeros that are never computed instead of the weights: for those who only ask what is taken.
@@ -88,9 +88,9 @@ impl<'a> Loader<'a> {
         Self { hollow: true, ..self }
     }
 
-    /// Puts an adapter on the linear layers it is for.
-    pub fn with_adapter(self, adapter: Option<Adapter>) -> Self {
-        Self { adapter, ..self }
+    /// What adapters may be put on: the linear layers that were taken.
+    pub fn adapters(&self) -> Adapters {
+        self.adapters.clone()
     }
 
     /// The family's arguments from the effective config.
@@ -115,9 +115,6 @@ impl<'a> Loader<'a> {
 
     /// Ends loading: nothing may be left over.
     pub fn finish(self, family: &str) -> Result<(), LoadError> {
-        if let Some(adapter) = self.adapter {
-            adapter.finish()?;
-        }
         Ok(self.tensors.finish(family)?)
     }
 
@@ -125,11 +122,7 @@ impl<'a> Loader<'a> {
     pub fn linear(&mut self, path: &str, input: i32, output: i32, bias: bool) -> Result<Linear, LoadError> {
         let weight = self.weight(path, output, input)?;
         let bias = if bias { Some(self.floating(&format!("{path}.bias"), &[output])?) } else { None };
-        let adapter = match &mut self.adapter {
-            Some(adapter) => adapter.take(path, input, output)?,
-            None => None,
-        };
-        Ok(Linear::new(weight, bias).with_adapter(adapter))
+        Ok(Linear::new(weight, bias).with_adapters(self.adapters.module(path, input, output)))
     }
 
     /// An embedding of `count` vectors, quantized if the checkpoint's is.

@@ -15,7 +15,7 @@ pub mod rope;
 
 use crate::cache::{LayerCache, LayerKind};
 use crate::checkpoint::{Config, Taken, TensorSource};
-use crate::lora::Adapter;
+use crate::lora::{Adapter, AdapterSet, Adapters};
 use crate::mlx::{Array, Dtype, Result};
 use loader::{LoadError, Loader};
 
@@ -24,8 +24,30 @@ pub trait Model {
     /// Ids `[B, L]` (`uint32` or `int32`) to logits `[B, L, vocab]`; appends to the caches when given, one a layer.
     fn forward(&self, inputs: &Array, cache: Option<&mut [LayerCache]>) -> Result<Array>;
 
+    /// One token of each of several sequences: ids `[rows]` to logits `[1, vocab]` of each row; row `i` appends to
+    /// `caches[i]`, one cache a layer. Sequences may differ in length and in the kinds of their caches.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    fn forward_rows(&self, tokens: &Array, caches: &mut [&mut [LayerCache]]) -> Result<Vec<Array>> {
+        let rows = (0i32..).zip(caches).map(|(row, caches)| {
+            let ids = tokens.slice(0, row, row + 1)?.expand_dims(0)?;
+            self.forward(&ids, Some(caches))?.squeeze(1)
+        });
+        rows.collect()
+    }
+
+    /// Ids `[B, L]` to hidden states `[B, L, hidden]` after the final norm; otherwise as [`forward`](Self::forward).
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    fn hidden(&self, inputs: &Array, cache: Option<&mut [LayerCache]>) -> Result<Array>;
+
     /// What each layer attends to, in order.
     fn layer_kinds(&self) -> &[LayerKind];
+
+    /// Its linear modules, and what adapters put on them.
+    fn adapters(&self) -> &Adapters;
 
     /// Whether mlx-lm's file defines `make_cache`; such a model ignores `max_kv_size` there.
     fn makes_own_cache(&self) -> bool;
@@ -93,10 +115,10 @@ pub fn load(
     tensors: TensorSource,
     compute_dtype: Option<Dtype>,
 ) -> std::result::Result<Box<dyn Model>, LoadError> {
-    load_adapted(config, tensors, compute_dtype, None)
+    Ok(load_with(config, Loader::new(config, tensors, compute_dtype))?.0)
 }
 
-/// [`load`] with an adapter on the layers it is for.
+/// [`load`] with an adapter that is active from the start.
 ///
 /// # Errors
 /// As [`load`], and when the adapter does not fit.
@@ -106,8 +128,12 @@ pub fn load_adapted(
     compute_dtype: Option<Dtype>,
     adapter: Option<Adapter>,
 ) -> std::result::Result<Box<dyn Model>, LoadError> {
-    let loader = Loader::new(config, tensors, compute_dtype).with_adapter(adapter);
-    Ok(load_with(config, loader)?.0)
+    let model = load(config, tensors, compute_dtype)?;
+    if let Some(adapter) = adapter {
+        let adapters = model.adapters();
+        adapters.activate(&AdapterSet::new(vec![adapters.fit(adapter)?])?);
+    }
+    Ok(model)
 }
 
 /// The tensors that a family takes of a checkpoint, those that a converted model consists of. Builds no network and

@@ -87,6 +87,7 @@ pub fn load(args: &ModelArgs, loader: &mut Loader) -> Result<Box<dyn Model>, Loa
         vocab_size: args.vocab_size,
         head_dim,
         makes_own_cache: false,
+        adapters: loader.adapters(),
         fused: Fused::default(),
     }))
 }

@@ -82,6 +82,7 @@ pub fn load(args: &ModelArgs, loader: &mut Loader) -> Result<Box<dyn Model>, Loa
         vocab_size: args.vocab_size,
         head_dim: args.head_dim,
         makes_own_cache: false,
+        adapters: loader.adapters(),
         fused: Fused::default(),
     }))
 }

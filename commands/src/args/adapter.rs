@@ -7,6 +7,6 @@ use std::path::PathBuf;
 #[command(next_help_heading = "Model")]
 pub struct AdapterArgs {
     /// A LoRA or DoRA adapter to put on the model: a folder as mlx-lm or PEFT write them
-    #[arg(long, value_name = "DIR", hide_short_help = true)]
+    #[arg(long, visible_alias = "adapter", value_name = "DIR", hide_short_help = true)]
     pub adapter_path: Option<PathBuf>,
 }

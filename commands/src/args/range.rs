@@ -54,12 +54,14 @@ impl<T: Number> Range<T> {
         format!("{text} [range: {} to {}]", self.low, self.high)
     }
 
+    /// What something that is no such number should have been.
+    pub fn expected(self) -> String {
+        format!("must be {} in [{}, {}]", T::KIND, self.low, self.high)
+    }
+
     /// For clap.
     pub fn parser(self) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static {
-        move |text| {
-            let number = || format!("must be {} in [{}, {}]", T::KIND, self.low, self.high);
-            self.check(text.parse().map_err(|_| number())?)
-        }
+        move |text| self.check(text.parse().map_err(|_| self.expected())?)
     }
 }
 
@@ -93,6 +95,16 @@ pub const SEED: Range<u64> = Range::new(0, u64::MAX);
 pub const MAX_TOKENS: Range<usize> = Range::new(1, 10_000_000);
 /// `--top-logprobs`.
 pub const TOP_LOGPROBS: Range<usize> = Range::new(0, 11);
+/// The same in a request, where OpenAI's clients ask for up to 20.
+pub const WIRE_TOP_LOGPROBS: Range<i32> = Range::new(-1, 20);
+/// Replies to one request.
+pub const CHOICES: Range<usize> = Range::new(1, 16);
+/// `--batch`.
+pub const BATCH: Range<usize> = Range::new(1, 256);
+/// Numbers of an embedding.
+pub const DIMENSIONS: Range<usize> = Range::new(1, 1_000_000);
+/// `--shutdown-timeout`, in seconds.
+pub const SHUTDOWN_TIMEOUT: Range<u64> = Range::new(0, 86_400);
 /// `--prefill-step-size`.
 pub const PREFILL_STEP_SIZE: Range<usize> = Range::new(1, 1_000_000);
 /// Threads of the CPU kernels.

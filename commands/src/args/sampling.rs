@@ -38,6 +38,14 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "N", help = range::SEED.help("Seed of the random draws; the same seed gives the same text"), value_parser = range::SEED.parser())]
     pub seed: Option<u64>,
 
+    #[command(flatten)]
+    pub hlg: HlgArgs,
+}
+
+/// The HLG tone curve.
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Sampling")]
+pub struct HlgArgs {
     /// Choose by the HLG tone curve instead of the filters above
     #[arg(long, value_name = "ON|OFF", value_enum, default_value_t = Switch::Off, hide_short_help = true)]
     pub hlg_sampling: Switch,
@@ -137,13 +145,7 @@ impl SamplingArgs {
                 special_tokens: Vec::new(),
             }),
             top_k: self.top_k,
-            hlg: self.hlg_sampling.is_on().then_some(Hlg {
-                width: self.hlg_width,
-                shoulder: self.hlg_shoulder,
-                toe: self.hlg_toe,
-                pivot_offset: self.hlg_pivot_offset,
-                base: HlgBase::Top,
-            }),
+            hlg: self.hlg.resolve(),
         }
     }
 
@@ -156,17 +158,17 @@ impl SamplingArgs {
             ("--seed", self.seed.is_some()),
         ];
         let hlg_numbers = [
-            ("--hlg-width", self.hlg_width != 4.0),
-            ("--hlg-shoulder", self.hlg_shoulder != 4.0),
-            ("--hlg-toe", self.hlg_toe != 6.0),
-            ("--hlg-pivot-offset", self.hlg_pivot_offset != 6.0),
+            ("--hlg-width", self.hlg.hlg_width != 4.0),
+            ("--hlg-shoulder", self.hlg.hlg_shoulder != 4.0),
+            ("--hlg-toe", self.hlg.hlg_toe != 6.0),
+            ("--hlg-pivot-offset", self.hlg.hlg_pivot_offset != 6.0),
         ];
         let mut warn = |flags: &[(&str, bool)], why: &str| {
             for (flag, _) in flags.iter().filter(|(_, given)| *given) {
                 warnings.push(format!("`{flag}` does nothing {why}"));
             }
         };
-        let hlg = self.hlg_sampling.is_on();
+        let hlg = self.hlg.hlg_sampling.is_on();
         if self.temperature == 0.0 {
             warn(&filters, "at temperature 0; set `--temp`");
             warn(&[("--hlg-sampling", hlg)], "at temperature 0; set `--temp`");
@@ -175,6 +177,24 @@ impl SamplingArgs {
         }
         if !hlg {
             warn(&hlg_numbers, "without `--hlg-sampling on`");
+        }
+    }
+}
+
+impl HlgArgs {
+    /// The curve, if it is on.
+    pub fn resolve(&self) -> Option<Hlg> {
+        self.hlg_sampling.is_on().then_some(self.curve())
+    }
+
+    /// The curve, on or off.
+    pub fn curve(&self) -> Hlg {
+        Hlg {
+            width: self.hlg_width,
+            shoulder: self.hlg_shoulder,
+            toe: self.hlg_toe,
+            pivot_offset: self.hlg_pivot_offset,
+            base: HlgBase::Top,
         }
     }
 }

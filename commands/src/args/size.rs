@@ -31,6 +31,14 @@ pub fn parse_gigabytes(text: &str) -> Result<u64, String> {
     parse(text, 1_000_000_000)
 }
 
+/// As [`parse_size`], but a plain number counts units of 2^30 bytes.
+///
+/// # Errors
+/// It is no size.
+pub fn parse_gibibytes(text: &str) -> Result<u64, String> {
+    parse(text, 1 << 30)
+}
+
 fn parse(text: &str, plain: u64) -> Result<u64, String> {
     let lower = text.trim().to_ascii_lowercase();
     let (digits, unit) = UNITS

@@ -2,6 +2,9 @@
 
 #![allow(dead_code)] // each test program uses its part
 
+pub mod adapter;
+pub mod server;
+
 use std::process::{Command, Stdio};
 
 /// The program in a clean environment: no model, history or cache lies in its home.

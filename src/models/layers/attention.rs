@@ -32,6 +32,19 @@ pub struct AttentionArgs {
     pub rope: Rope,
 }
 
+/// What the rows of a pass attend to.
+pub enum Context<'a> {
+    /// Rows of equal places: one mask, and one cache that holds them all.
+    Together {
+        /// For all rows.
+        mask: &'a Mask,
+        /// Of all rows.
+        cache: Option<&'a mut LayerCache>,
+    },
+    /// Each row is a sequence of its own, with its own place. No row is padded, so any kind of cache will do.
+    Apart(Vec<(&'a Mask, &'a mut LayerCache)>),
+}
+
 /// `q_proj`, `k_proj`, `v_proj`, `o_proj` and, in some families, `q_norm` and `k_norm`.
 pub struct Attention {
     pub(crate) q_proj: Linear,
@@ -74,31 +87,60 @@ impl Attention {
     }
 
     /// `[B, L, hidden_size]` to the same.
-    pub fn forward(&self, x: &Array, mask: &Mask, cache: Option<&mut LayerCache>) -> Result<Array> {
-        let args = &self.args;
+    pub fn forward(&self, x: &Array, context: Context) -> Result<Array> {
         let (batch, length) = (x.dim(0), x.dim(1));
         let rows = self.q_proj.rows(x)?;
-        let (queries, keys) = (self.q_proj.forward(&rows)?, self.k_proj.forward(&rows)?);
-        let values = split_heads(&self.v_proj.forward(&rows)?, batch, length, args.n_kv_heads)?;
-        let offset = cache.as_ref().map_or(0, |cache| cache.offset());
-        let place =
-            |x: &Array, heads, norm: Option<&RmsNorm>| self.place(x, batch, length, heads, norm, offset);
-        let queries = place(&queries, args.n_heads, self.q_norm.as_ref())?;
-        let keys = place(&keys, args.n_kv_heads, self.k_norm.as_ref())?;
-        let output = match &self.kernels {
-            Some(kernels) => attend_ours(kernels, &queries, &keys, &values, cache, args.scale, mask)?,
-            None => {
-                let heads = attend(&queries, &keys, &values, cache, args.scale, mask)?;
-                // `[B, heads, L, dim]` to the rows of `x`.
-                let mut shape = rows.shape().to_vec();
-                if let Some(last) = shape.last_mut() {
-                    *last = -1;
-                }
-                heads.transpose(&[0, 2, 1, 3])?.reshape(&shape)?
+        let queries = self.q_proj.forward(&rows)?;
+        let (keys, values) = (self.k_proj.forward(&rows)?, self.v_proj.forward(&rows)?);
+        let output = match context {
+            Context::Together { mask, cache } => {
+                self.attend_projected([&queries, &keys, &values], batch, length, mask, cache)?
+            }
+            Context::Apart(contexts) => {
+                let outputs = (0i32..).zip(contexts).map(|(row, (mask, cache))| {
+                    let part = |array: &Array| match array.ndim() {
+                        2 => array.slice(0, row * length, (row + 1) * length),
+                        _ => array.slice(0, row, row + 1),
+                    };
+                    let (queries, keys, values) = (part(&queries)?, part(&keys)?, part(&values)?);
+                    self.attend_projected([&queries, &keys, &values], 1, length, mask, Some(cache))
+                });
+                Array::concatenate(&outputs.collect::<Result<Vec<_>>>()?, 0)?
             }
         };
         let out = self.o_proj.forward(&output)?;
         if out.ndim() == x.ndim() { Ok(out) } else { out.reshape(x.shape()) }
+    }
+
+    /// Attention over projected queries, keys and values, `[…, heads * dim]` of `B * L` rows each; returns heads as the
+    /// output projection takes them.
+    fn attend_projected(
+        &self,
+        [queries, keys, values]: [&Array; 3],
+        batch: i32,
+        length: i32,
+        mask: &Mask,
+        cache: Option<&mut LayerCache>,
+    ) -> Result<Array> {
+        let args = &self.args;
+        let mut shape = queries.shape().to_vec();
+        let values = split_heads(values, batch, length, args.n_kv_heads)?;
+        let offset = cache.as_ref().map_or(0, |cache| cache.offset());
+        let place =
+            |x: &Array, heads, norm: Option<&RmsNorm>| self.place(x, batch, length, heads, norm, offset);
+        let queries = place(queries, args.n_heads, self.q_norm.as_ref())?;
+        let keys = place(keys, args.n_kv_heads, self.k_norm.as_ref())?;
+        match &self.kernels {
+            Some(kernels) => attend_ours(kernels, &queries, &keys, &values, cache, args.scale, mask),
+            None => {
+                let heads = attend(&queries, &keys, &values, cache, args.scale, mask)?;
+                // `[B, heads, L, dim]` to the rows of the projections.
+                if let Some(last) = shape.last_mut() {
+                    *last = -1;
+                }
+                heads.transpose(&[0, 2, 1, 3])?.reshape(&shape)
+            }
+        }
     }
 
     /// Norms and rotates projected heads, `[…, heads * dim]` of `B * L` rows to `[B, heads, L, dim]`.

@@ -1,8 +1,9 @@
 //! The decoder-only transformer: embedding, blocks, final norm, head.
 
-use super::attention::attention_mask;
+use super::attention::{Context, attention_mask};
 use super::{Attention, AttentionArgs, Embedding, GatedMlp, GatedMlpArgs, Linear, RmsNorm};
 use crate::cache::{LayerCache, LayerKind};
+use crate::lora::Adapters;
 use crate::mlx::fast::Mask;
 use crate::mlx::{Array, Result};
 use crate::models::Model;
@@ -12,7 +13,7 @@ use crate::models::loader::{LoadError, Loader, NormKind};
 /// One layer of a decoder.
 pub trait Block {
     /// `[B, L, hidden_size]` to the same.
-    fn forward(&self, x: &Array, mask: &Mask, cache: Option<&mut LayerCache>) -> Result<Array>;
+    fn forward(&self, x: &Array, context: Context) -> Result<Array>;
 
     /// What it consists of, if that can be told: then decoders run it fused with its neighbours.
     fn describe(&self) -> Option<BlockDescription<'_>> {
@@ -48,8 +49,8 @@ impl PreNormBlock {
 }
 
 impl Block for PreNormBlock {
-    fn forward(&self, x: &Array, mask: &Mask, cache: Option<&mut LayerCache>) -> Result<Array> {
-        let r = self.self_attn.forward(&self.input_layernorm.forward(x)?, mask, cache)?;
+    fn forward(&self, x: &Array, context: Context) -> Result<Array> {
+        let r = self.self_attn.forward(&self.input_layernorm.forward(x)?, context)?;
         let (h, normed) = self.post_attention_layernorm.forward_sum(x, &r)?;
         let r = self.mlp.forward(&normed)?;
         h.add(&r)
@@ -113,6 +114,8 @@ pub struct Decoder<B> {
     pub head_dim: i32,
     /// Whether mlx-lm's file defines `make_cache`, which then ignores `max_kv_size`.
     pub makes_own_cache: bool,
+    /// What adapters put on the linear layers.
+    pub adapters: Adapters,
     /// All of it as one node, where that is possible.
     pub fused: Fused,
 }
@@ -140,27 +143,103 @@ impl<B: Block> Decoder<B> {
     }
 }
 
+impl<B: Block> Decoder<B> {
+    /// The fused form, unless adapters change the layers now.
+    fn fused(&self) -> Option<&Fused> {
+        (!self.adapters.any_active()).then_some(&self.fused)
+    }
+
+    fn embed(&self, ids: &Array) -> Result<Array> {
+        let h = self.embed_tokens.forward(ids)?;
+        match &self.embed_scale {
+            Some(scale) => h.multiply(&scale.astype(h.dtype())?),
+            None => Ok(h),
+        }
+    }
+
+    fn logits(&self, out: &Array) -> Result<Array> {
+        match &self.head {
+            Head::Tied => self.embed_tokens.as_linear(out),
+            Head::Linear(lm_head) => lm_head.forward(out),
+        }
+    }
+
+    /// [`Model::forward_rows`] an operation at a time: rows share every product with weights, and attend apart.
+    fn forward_apart(&self, tokens: &Array, caches: &mut [&mut [LayerCache]]) -> Result<Vec<Array>> {
+        let mut h = self.embed(&tokens.expand_dims(1)?)?;
+        let masks = caches.iter().map(|caches| Masks::new(&self.kinds, &h, Some(caches)));
+        let masks = masks.collect::<Result<Vec<_>>>()?;
+        for (index, layer) in self.layers.iter().enumerate() {
+            let rows = caches.iter_mut().zip(&masks);
+            let contexts = rows
+                .filter_map(|(caches, masks)| Some((masks.of(self.kinds[index]), caches.get_mut(index)?)))
+                .collect();
+            h = layer.forward(&h, Context::Apart(contexts))?;
+        }
+        rows_of(&self.logits(&self.norm.forward(&h)?)?.squeeze(1)?)
+    }
+
+    /// [`Model::forward_rows`] of rows of which only some fit the fused form: each is computed as it is alone.
+    fn forward_parted(
+        &self,
+        tokens: &Array,
+        caches: &mut [&mut [LayerCache]],
+        fit: &[bool],
+    ) -> Result<Vec<Array>> {
+        let mut logits: Vec<Option<Array>> = vec![None; fit.len()];
+        for part in [true, false] {
+            let places: Vec<u32> =
+                (0u32..).zip(fit).filter(|(_, fit)| **fit == part).map(|(place, _)| place).collect();
+            let rows = caches.iter_mut().zip(fit).filter(|(_, fit)| **fit == part);
+            let mut rows: Vec<&mut [LayerCache]> = rows.map(|(caches, _)| &mut **caches).collect();
+            let chosen = Array::from_slice(&places, &[places.len() as i32])?;
+            let part = self.forward_rows(&tokens.take(&chosen, 0)?, &mut rows)?;
+            for (place, row) in places.into_iter().zip(part) {
+                logits[place as usize] = Some(row);
+            }
+        }
+        Ok(logits.into_iter().flatten().collect())
+    }
+}
+
 impl<B: Block> Model for Decoder<B> {
     fn forward(&self, inputs: &Array, mut cache: Option<&mut [LayerCache]>) -> Result<Array> {
-        if let Some(caches) = &mut cache
-            && let Some(logits) = self.fused.forward(inputs, caches, || self.describe())?
+        if let (Some(caches), Some(fused)) = (&mut cache, self.fused())
+            && let Some(logits) = fused.forward(inputs, caches, || self.describe())?
         {
             return Ok(logits);
         }
-        let mut h = self.embed_tokens.forward(inputs)?;
-        if let Some(scale) = &self.embed_scale {
-            h = h.multiply(&scale.astype(h.dtype())?)?;
+        self.logits(&self.hidden(inputs, cache)?)
+    }
+
+    fn forward_rows(&self, tokens: &Array, caches: &mut [&mut [LayerCache]]) -> Result<Vec<Array>> {
+        let Some(fused) = self.fused() else { return self.forward_apart(tokens, caches) };
+        let takes = |caches: &&mut [LayerCache]| fused.takes(caches, || self.describe());
+        let fit = caches.iter().map(takes).collect::<Result<Vec<_>>>()?;
+        if !fit.contains(&true) {
+            return self.forward_apart(tokens, caches);
         }
+        if fit.contains(&false) {
+            return self.forward_parted(tokens, caches, &fit);
+        }
+        match fused.forward_rows(tokens, caches, || self.describe())? {
+            Some(logits) => rows_of(&logits),
+            None => self.forward_apart(tokens, caches),
+        }
+    }
+
+    fn hidden(&self, inputs: &Array, mut cache: Option<&mut [LayerCache]>) -> Result<Array> {
+        let mut h = self.embed(inputs)?;
         let masks = Masks::new(&self.kinds, &h, cache.as_deref())?;
         for (index, layer) in self.layers.iter().enumerate() {
             let cache = cache.as_mut().and_then(|cache| cache.get_mut(index));
-            h = layer.forward(&h, masks.of(self.kinds[index]), cache)?;
+            h = layer.forward(&h, Context::Together { mask: masks.of(self.kinds[index]), cache })?;
         }
-        let out = self.norm.forward(&h)?;
-        match &self.head {
-            Head::Tied => self.embed_tokens.as_linear(&out),
-            Head::Linear(lm_head) => lm_head.forward(&out),
-        }
+        self.norm.forward(&h)
+    }
+
+    fn adapters(&self) -> &Adapters {
+        &self.adapters
     }
 
     fn layer_kinds(&self) -> &[LayerKind] {
@@ -182,6 +261,11 @@ impl<B: Block> Model for Decoder<B> {
     fn head_dim(&self) -> i32 {
         self.head_dim
     }
+}
+
+/// `[rows, vocab]` to as many `[1, vocab]`.
+fn rows_of(logits: &Array) -> Result<Vec<Array>> {
+    (0..logits.dim(0)).map(|row| logits.slice(0, row, row + 1)).collect()
 }
 
 /// One mask a layer kind, made from the first layer of that kind.

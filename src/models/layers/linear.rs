@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use crate::checkpoint::QuantParams;
-use crate::lora::LowRank;
+use crate::lora::{LowRank, ModuleAdapters};
 use crate::mlx::cpu_ops::{self, Kernels, MatrixKind};
 use crate::mlx::{Array, Dtype, Result, dequantize, quantized_matmul};
 
@@ -112,35 +112,36 @@ impl Weight {
 pub struct Linear {
     weight: Weight,
     bias: Option<Array>,
-    adapter: Option<Box<LowRank>>,
+    adapters: Option<ModuleAdapters>,
 }
 
 impl Linear {
     /// A layer over loaded arrays.
     pub fn new(weight: Weight, bias: Option<Array>) -> Self {
-        Self { weight, bias, adapter: None }
+        Self { weight, bias, adapters: None }
     }
 
-    /// The layer with an adapter, or without one.
-    pub fn with_adapter(self, adapter: Option<LowRank>) -> Self {
-        Self { adapter: adapter.map(Box::new), ..self }
+    /// The layer with what its model's adapters put on it.
+    pub fn with_adapters(self, adapters: ModuleAdapters) -> Self {
+        Self { adapters: Some(adapters), ..self }
     }
 
     /// `[…, in]` to `[…, out]`.
     pub fn forward(&self, x: &Array) -> Result<Array> {
-        match &self.adapter {
-            None => self.weight.project(x, self.bias.as_ref()),
-            Some(adapter) => self.forward_adapted(x, adapter),
+        let parts = self.adapters.as_ref().map(ModuleAdapters::parts).unwrap_or_default();
+        if let [part] = &parts[..]
+            && part.magnitude.is_some()
+        {
+            return self.forward_with_magnitude(x, part);
         }
+        let out = self.weight.project(x, self.bias.as_ref())?;
+        parts.iter().try_fold(out, |out, part| out.add(&part.product(x)?))
     }
 
-    fn forward_adapted(&self, x: &Array, adapter: &LowRank) -> Result<Array> {
-        if adapter.magnitude.is_none() {
-            return self.weight.project(x, self.bias.as_ref())?.add(&adapter.product(x)?);
-        }
+    fn forward_with_magnitude(&self, x: &Array, part: &LowRank) -> Result<Array> {
         let weight = self.weight.unpacked()?;
-        let out = x.matmul(&weight.t()?)?.add(&adapter.product(x)?)?;
-        let out = match adapter.row_factors(&weight)? {
+        let out = x.matmul(&weight.t()?)?.add(&part.product(x)?)?;
+        let out = match part.row_factors(&weight)? {
             Some(factors) => factors.astype(x.dtype())?.multiply(&out)?,
             None => out,
         };

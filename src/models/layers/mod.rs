@@ -6,7 +6,7 @@ mod linear;
 mod mlp;
 mod norm;
 
-pub use attention::{Attention, AttentionArgs};
+pub use attention::{Attention, AttentionArgs, Context};
 pub use decoder::{Block, Decoder, Head, PreNormBlock};
 pub use linear::{Embedding, Linear, Weight};
 pub use mlp::{Gate, GatedMlp, GatedMlpArgs};

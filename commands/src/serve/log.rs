@@ -1,0 +1,229 @@
+//! One line for each request on standard error: never its text.
+
+use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use clock::timestamp;
+use serde_json::json;
+
+use super::metrics::Metrics;
+use super::reply::Usage;
+use crate::printer::Printer;
+
+/// How lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum LogFormat {
+    /// Words
+    Text,
+    /// A JSON object a line
+    Json,
+}
+
+/// Where lines go.
+#[derive(Clone)]
+pub struct Log {
+    printer: Printer,
+    format: LogFormat,
+}
+
+impl Log {
+    /// To standard error, unless the printer is quiet.
+    pub fn new(printer: Printer, format: LogFormat) -> Self {
+        Self { printer, format }
+    }
+
+    /// Something that happened to the server.
+    pub fn event(&self, event: &str, text: &str) {
+        match self.format {
+            LogFormat::Text => self.printer.note(text),
+            LogFormat::Json => {
+                let line = json!({"time": timestamp(), "event": event, "message": text});
+                self.printer.note(&line.to_string());
+            }
+        }
+    }
+}
+
+/// What is known of a request. Written when the last copy goes: with the end of a stream, not with its beginning.
+pub struct RequestLog {
+    log: Log,
+    metrics: Arc<Metrics>,
+    id: String,
+    method: String,
+    route: String,
+    start: Instant,
+    status: AtomicU16,
+    first_token: OnceLock<f64>,
+    usage: OnceLock<Usage>,
+    /// Replies whose end was not sent.
+    open: AtomicUsize,
+}
+
+impl RequestLog {
+    /// A request that has just come in.
+    pub fn new(log: Log, metrics: Arc<Metrics>, id: String, method: String, route: String) -> Arc<Self> {
+        Arc::new(Self {
+            log,
+            metrics,
+            id,
+            method,
+            route,
+            start: Instant::now(),
+            status: AtomicU16::new(0),
+            first_token: OnceLock::new(),
+            usage: OnceLock::new(),
+            open: AtomicUsize::new(0),
+        })
+    }
+
+    /// The request's id.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// The status that was sent.
+    pub fn status(&self, status: u16) {
+        self.status.store(status, Ordering::Relaxed);
+    }
+
+    /// A stream has begun, and ends with [`RequestLog::finished`] unless the client goes.
+    pub fn streaming(&self) {
+        self.open.store(1, Ordering::Relaxed);
+    }
+
+    /// The first text was sent.
+    pub fn first_token(&self) {
+        let _ = self.first_token.set(self.start.elapsed().as_secs_f64());
+    }
+
+    /// All was sent.
+    pub fn finished(&self, usage: Usage) {
+        let _ = self.usage.set(usage);
+        self.open.store(0, Ordering::Relaxed);
+    }
+}
+
+impl Drop for RequestLog {
+    fn drop(&mut self) {
+        let seconds = self.start.elapsed().as_secs_f64();
+        let sent = self.status.load(Ordering::Relaxed);
+        // 499: the client went before the end (nginx's number for it).
+        let status = if sent == 0 || self.open.load(Ordering::Relaxed) > 0 { 499 } else { sent };
+        let usage = self.usage.get().copied();
+        let first_token = self.first_token.get().copied();
+        self.metrics.request(&self.route, status, seconds, first_token, usage);
+        match self.log.format {
+            LogFormat::Text => self.log.printer.note(&self.text(status, seconds, first_token, usage)),
+            LogFormat::Json => {
+                let mut line = json!({
+                    "time": timestamp(), "event": "request", "id": self.id, "method": self.method,
+                    "route": self.route, "status": status, "seconds": rounded(seconds),
+                });
+                if let Some(first_token) = first_token {
+                    line["first_token_seconds"] = json!(rounded(first_token));
+                }
+                if let Some(usage) = usage {
+                    line["prompt_tokens"] = json!(usage.prompt);
+                    line["cached_tokens"] = json!(usage.cached);
+                    line["completion_tokens"] = json!(usage.completion);
+                }
+                self.log.printer.note(&line.to_string());
+            }
+        }
+    }
+}
+
+impl RequestLog {
+    fn text(&self, status: u16, seconds: f64, first_token: Option<f64>, usage: Option<Usage>) -> String {
+        let mut line =
+            format!("{} {} {} {status} {seconds:.3}s id={}", timestamp(), self.method, self.route, self.id);
+        if let Some(first_token) = first_token {
+            line.push_str(&format!(" first-token={first_token:.3}s"));
+        }
+        if let Some(usage) = usage {
+            let Usage { prompt, cached, completion, .. } = usage;
+            line.push_str(&format!(" prompt={prompt} cached={cached} completion={completion}"));
+        }
+        line
+    }
+}
+
+fn rounded(seconds: f64) -> f64 {
+    (seconds * 1e6).round() / 1e6
+}
+
+/// Times without a calendar library.
+mod clock {
+    use std::time::{SystemTime, UNIX_EPOCH};
+
+    /// Now, as RFC 3339 with milliseconds, in UTC.
+    pub fn timestamp() -> String {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        format(since.as_secs(), since.subsec_millis())
+    }
+
+    /// The civil date of a day since 1970 (Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms").
+    pub fn format(seconds: u64, millis: u32) -> String {
+        let (days, second) = (seconds / 86_400, seconds % 86_400);
+        let shifted = days + 719_468;
+        let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+        let year_of_era =
+            (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+        let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+        let shifted_month = (5 * day_of_year + 2) / 153;
+        let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+        let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+        let year = year_of_era + era * 400 + u64::from(month <= 2);
+        let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+        format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+    use crate::printer::Verbosity;
+
+    #[test]
+    fn times_are_civil() {
+        assert_eq!(clock::format(0, 7), "1970-01-01T00:00:00.007Z");
+        assert_eq!(clock::format(951_782_399, 0), "2000-02-28T23:59:59.000Z");
+        assert_eq!(clock::format(951_782_400, 0), "2000-02-29T00:00:00.000Z");
+        assert_eq!(clock::format(1_798_761_599, 999), "2026-12-31T23:59:59.999Z");
+    }
+
+    #[test]
+    fn a_request_is_one_line_when_it_is_over() {
+        let (printer, captured) = Printer::captured(Verbosity::Default);
+        let log = Log::new(printer, LogFormat::Json);
+        let request =
+            RequestLog::new(log, Arc::default(), "r1".to_owned(), "POST".to_owned(), "/v1/x".to_owned());
+        request.status(200);
+        request.streaming();
+        let streaming = Arc::clone(&request);
+        drop(request);
+        assert_eq!(captured.err(), "");
+        streaming.finished(Usage { prompt: 3, cached: 1, completion: 5, reasoning: 0 });
+        drop(streaming);
+        let line: Value = serde_json::from_str(&captured.err()).unwrap();
+        assert_eq!(
+            (&line["status"], &line["prompt_tokens"], &line["id"]),
+            (&json!(200), &json!(3), &json!("r1"))
+        );
+    }
+
+    #[test]
+    fn a_client_that_goes_is_told_apart() {
+        let (printer, captured) = Printer::captured(Verbosity::Default);
+        let log = Log::new(printer, LogFormat::Text);
+        let request =
+            RequestLog::new(log, Arc::default(), "r1".to_owned(), "POST".to_owned(), "/v1/x".to_owned());
+        request.status(200);
+        request.streaming();
+        drop(request);
+        assert!(captured.err().contains("POST /v1/x 499 "), "{}", captured.err());
+    }
+}

@@ -1,0 +1,123 @@
+//! Adapters on a loaded model: fitted once, switched on and off between passes, stacked. The base weights stay as they
+//! are and are never copied.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use super::adapter::{Adapter, AdapterError};
+use super::low_rank::LowRank;
+
+/// A linear module that adapters may be for.
+#[derive(Debug)]
+struct Module {
+    path: String,
+    input: i32,
+    output: i32,
+}
+
+/// What one adapter adds to the modules of the model that it was fitted to.
+#[derive(Debug)]
+pub struct FittedAdapter {
+    /// By the module's number.
+    parts: HashMap<usize, LowRank>,
+}
+
+impl FittedAdapter {
+    /// Modules that it adapts.
+    pub fn modules(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// Bytes of its weights.
+    pub fn nbytes(&self) -> usize {
+        let arrays =
+            self.parts.values().flat_map(|part| [&part.a, &part.b].into_iter().chain(&part.magnitude));
+        arrays.map(crate::mlx::Array::nbytes).sum()
+    }
+
+    /// Whether it can be applied together with others: DoRA sets the length of each row of one sum.
+    pub fn can_stack(&self) -> bool {
+        self.parts.values().all(|part| part.magnitude.is_none())
+    }
+}
+
+/// Adapters that are applied together, in order; none stands for the base model.
+#[derive(Clone, Debug, Default)]
+pub struct AdapterSet {
+    adapters: Vec<Rc<FittedAdapter>>,
+}
+
+impl AdapterSet {
+    /// Applies these in this order.
+    ///
+    /// # Errors
+    /// They cannot be stacked.
+    pub fn new(adapters: Vec<Rc<FittedAdapter>>) -> Result<Self, AdapterError> {
+        if adapters.len() > 1 && !adapters.iter().all(|adapter| adapter.can_stack()) {
+            return Err(AdapterError::Stack);
+        }
+        Ok(Self { adapters })
+    }
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    modules: Vec<Module>,
+    active: AdapterSet,
+}
+
+/// A model's linear modules and the adapters that passes apply now. Clones share both.
+#[derive(Clone, Debug, Default)]
+pub struct Adapters {
+    inner: Rc<RefCell<Inner>>,
+}
+
+impl Adapters {
+    /// Notes the module at `path`, which maps `input` features to `output`, and returns its view of what is active.
+    pub fn module(&self, path: &str, input: i32, output: i32) -> ModuleAdapters {
+        let modules = &mut self.inner.borrow_mut().modules;
+        modules.push(Module { path: path.to_owned(), input, output });
+        ModuleAdapters { adapters: self.clone(), index: modules.len() - 1 }
+    }
+
+    /// Finds the module of each part of an adapter.
+    ///
+    /// # Errors
+    /// A part that has no module here, or does not fit it.
+    pub fn fit(&self, mut adapter: Adapter) -> Result<Rc<FittedAdapter>, AdapterError> {
+        let mut parts = HashMap::new();
+        for (index, Module { path, input, output }) in self.inner.borrow().modules.iter().enumerate() {
+            if let Some(part) = adapter.take(path, *input, *output)? {
+                parts.insert(index, part);
+            }
+        }
+        adapter.finish()?;
+        Ok(Rc::new(FittedAdapter { parts }))
+    }
+
+    /// Applies these from the next pass on.
+    pub fn activate(&self, set: &AdapterSet) {
+        self.inner.borrow_mut().active.clone_from(set);
+    }
+
+    /// Whether any adapter is applied.
+    pub fn any_active(&self) -> bool {
+        !self.inner.borrow().active.adapters.is_empty()
+    }
+}
+
+/// A linear module's view of its model's adapters.
+#[derive(Clone, Debug)]
+pub struct ModuleAdapters {
+    adapters: Adapters,
+    index: usize,
+}
+
+impl ModuleAdapters {
+    /// What is added to the module now, in order; usually nothing.
+    pub fn parts(&self) -> Vec<LowRank> {
+        let inner = self.adapters.inner.borrow();
+        inner.active.adapters.iter().filter_map(|adapter| adapter.parts.get(&self.index)).cloned().collect()
+    }
+}
