@@ -255,9 +255,10 @@ impl<'a> TokenGenerator<'a> {
         }
         let Some((token, logprobs)) = self.in_flight.take() else { return Ok(None) };
         if self.matcher.is_none() {
-            if cpu_ops::enabled() {
+            let stored = |cache: &LayerCache| matches!(cache, LayerCache::Stored(_));
+            if cpu_ops::enabled() && !self.caches.iter().all(stored) {
                 // A step that still runs holds the caches' buffers; the next would copy them instead of writing in
-                // place, which costs more than waiting once the kernels are fast.
+                // place, which costs more than waiting once the kernels are fast. Stored ones are written in place.
                 token.eval()?;
             }
             self.dispatch(&token)?;
