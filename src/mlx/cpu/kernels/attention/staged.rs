@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::super::pieces::Pieces;
 use super::super::simd;
-use super::block::{BLOCK, State};
+use super::block::State;
 use super::output::Output;
 use super::plan::{Plan, padded};
 use super::work::{Combine, Target, attend};
@@ -80,11 +80,9 @@ impl Staged {
         self.plan.tiles == 1
     }
 
-    /// The head of keys and the positions of keys that a task deals with, if the batch is 1.
-    pub fn part(&self, task: usize) -> (usize, Range<usize>) {
-        let plan = &self.plan;
-        let blocks = if plan.splits > 1 { plan.split(task % plan.splits) } else { 0..plan.blocks };
-        (task / plan.splits / plan.tiles, blocks.start * BLOCK..blocks.end * BLOCK)
+    /// The head of keys that a task deals with, if the batch is 1.
+    pub fn head(&self, task: usize) -> usize {
+        task / self.plan.splits / self.plan.tiles
     }
 
     /// Does a task. The same plan may be gone through several times, one after the other.

@@ -1,6 +1,5 @@
 //! What the tasks of attention do: heads are normed, turned and stored, and attend.
 
-use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use super::super::attention::{Attention, Stored};
@@ -64,10 +63,9 @@ impl Run<'_> {
             let (store, layer) = (&sequence.stores[index], &self.decoder.layers[index].attention);
             let width = self.decoder.heads * self.decoder.head_dim;
             if self.few {
-                self.turn_head(index, (*first, sequence), staged.part(task), place);
+                self.turn_queries(index, (*first, sequence), staged.head(task), place);
             }
-            // SAFETY: queries are only read in this phase, and stores where nobody writes them; the tasks of a plan
-            // are disjoint.
+            // SAFETY: queries and stores are only read in this phase; the tasks of a plan are disjoint.
             unsafe {
                 let queries =
                     if self.few { &place.queries[..] } else { self.queries.part(0..self.rows * width) };
@@ -83,43 +81,52 @@ impl Run<'_> {
         }
     }
 
-    /// Norms and turns the queries that share a head of keys, for this thread alone, and stores those new keys and
-    /// values that lie among some positions.
-    fn turn_head(
+    /// Norms and turns the queries that share a head of keys, for this thread alone.
+    fn turn_queries(
         &self,
         index: usize,
         (first, sequence): (usize, &Sequence<'_>),
-        (head, positions): (usize, Range<usize>),
+        head: usize,
         place: &mut Place,
     ) {
         let (decoder, layer) = (self.decoder, &self.decoder.layers[index].attention);
-        let (dim, store) = (decoder.head_dim, &sequence.stores[index]);
+        let dim = decoder.head_dim;
         let group = decoder.heads / decoder.kv_heads * dim;
-        let (rope, norms) = (&decoder.ropes[layer.rope], layer.qk_norm.as_ref());
+        let (rope, norm) = (&decoder.ropes[layer.rope], layer.qk_norm.as_ref().map(|(q, _)| q));
         let Some(angles) = place.angles.get_mut(layer.rope) else { return };
-        let (key, rest) = place.row.split_at_mut(dim);
-        let (value, rest) = rest.split_at_mut(dim);
-        let scratch = &mut rest[..dim];
+        let scratch = &mut place.row[..dim];
         for row in first..first + sequence.length {
-            let place_in_store = sequence.position + row - first;
-            let position = place_in_store as i32;
+            let position = (sequence.position + row - first) as i32;
             let start = (row * decoder.kv_heads + head) * group;
             let heads = &mut place.queries[start..start + group];
-            // SAFETY: nobody writes queries, keys and values in this phase.
+            // SAFETY: nobody writes queries in this phase.
             heads.copy_from_slice(unsafe { self.queries.part(start..start + group) });
-            let norm = norms.map(|(q, _)| q);
             simd::run(self.isa, TurnHeads { rope, angles, norm, scratch, position, heads, dim });
-            if positions.contains(&place_in_store) {
-                let start = (row * decoder.kv_heads + head) * dim;
-                // SAFETY: as above.
-                unsafe {
-                    key.copy_from_slice(self.keys.part(start..start + dim));
-                    value.copy_from_slice(self.values.part(start..start + dim));
+        }
+    }
+
+    /// Norms, turns and stores all new keys and values.
+    pub(super) fn store_rows(&self, index: usize, place: &mut Place) {
+        let (decoder, layer) = (self.decoder, &self.decoder.layers[index].attention);
+        let dim = decoder.head_dim;
+        let width = decoder.kv_heads * dim;
+        let (rope, norm) = (&decoder.ropes[layer.rope], layer.qk_norm.as_ref().map(|(_, k)| k));
+        let Some(angles) = place.angles.get_mut(layer.rope) else { return };
+        let scratch = &mut place.row[..dim];
+        for ((first, _), sequence) in self.cuts.iter().zip(self.sequences) {
+            for row in *first..first + sequence.length {
+                let position = sequence.position + row - first;
+                let range = row * width..(row + 1) * width;
+                // SAFETY: the products that write them are done, and nobody else reads them.
+                let (keys, values) = unsafe { (self.keys.piece(range.clone()), self.values.piece(range)) };
+                let turn =
+                    TurnHeads { rope, angles, norm, scratch, position: position as i32, heads: keys, dim };
+                simd::run(self.isa, turn);
+                let store = &sequence.stores[index];
+                let pairs = keys.chunks_exact_mut(dim).zip(values.chunks_exact_mut(dim));
+                for (head, (key, value)) in pairs.enumerate() {
+                    simd::run(self.isa, Set { store, head, position, key, value });
                 }
-                let norm = norms.map(|(_, k)| k);
-                simd::run(self.isa, TurnHeads { rope, angles, norm, scratch, position, heads: key, dim });
-                // Nobody but this task reads these positions in this phase.
-                simd::run(self.isa, Set { store, head, position: place_in_store, key, value });
             }
         }
     }

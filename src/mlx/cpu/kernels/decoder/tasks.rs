@@ -1,7 +1,7 @@
 //! What the tasks of each phase do.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::super::super::phases::run_phases;
 use super::super::super::{Isa, Pool};
@@ -50,6 +50,8 @@ pub(super) struct Run<'a> {
     pub(super) partials: PartialPieces<'a>,
     pub(super) out: Pieces<'a, f32>,
     pub(super) places: &'a [std::sync::Mutex<Place>],
+    /// Tasks of each layer that projected queries, keys and values.
+    projected: Vec<AtomicUsize>,
     pub(super) failed: AtomicBool,
 }
 
@@ -127,6 +129,7 @@ impl<'a> Run<'a> {
             partials: partials.pieces(),
             out: Pieces::new(out),
             places,
+            projected: step.decoder.layers.iter().map(|_| AtomicUsize::new(0)).collect(),
             failed: AtomicBool::new(false),
         })
     }
@@ -215,6 +218,9 @@ impl<'a> Run<'a> {
                 let layer = &decoder.layers[index].attention;
                 let targets = [(&layer.q, &self.queries), (&layer.k, &self.keys), (&layer.v, &self.values)];
                 self.products(task, &targets, operands);
+                if self.few && self.projected[index].fetch_add(1, Ordering::AcqRel) + 1 == self.tasks(phase) {
+                    self.store_rows(index, place);
+                }
             }
             Phase::Heads(index) => self.rows_of(task).for_each(|row| self.turn_row(row, index, place)),
             Phase::Attend(index) => self.attend(task, index, place),
