@@ -27,7 +27,7 @@ pub struct NumericsArgs {
     /// Arithmetic of our CPU kernels' products with quantized weights
     ///
     /// `exact` computes in float32. `int16` rounds a prompt's activations to 16 bits and decodes exactly. `int8`
-    /// rounds all activations to 8 bits, which is fastest and changes replies. `auto` is what measures as good as
+    /// rounds them to 8 bits, which reads prompts fastest and changes replies. `auto` is what measures as good as
     /// exact. The integer modes need weights of 4 or 8 bits and a processor with AVX-512 VNNI; the rest stays exact.
     /// [default: auto]
     #[arg(long, value_name = "MODE", value_enum, env = env::MLX_BUN_CPU_PRECISION, hide_env = true, hide_short_help = true)]
