@@ -201,7 +201,7 @@ fn mixed_precision_reaches_its_target_and_remembers_what_it_measured() {
     let folder = tempfile::tempdir().unwrap();
     let results = folder.path().join("results.json");
     let mut runs = Vec::new();
-    for (name, target) in [("a", "5"), ("b", "7")] {
+    for (name, target) in [("a", "7"), ("b", "8.5")] {
         let out = folder.path().join(name);
         let arguments =
             ["--target-bpw", target, "--q-group-size", "32", "--n-calibration", "1", "--sensitivities"];
@@ -209,12 +209,15 @@ fn mixed_precision_reaches_its_target_and_remembers_what_it_measured() {
         let text = stderr(command.arg(&results), 0);
         let (_, reached) = text.split_once("Mixed 14 modules: ").unwrap();
         let reached: f64 = reached.split(' ').next().unwrap().parse().unwrap();
-        assert!(reached >= target.parse().unwrap(), "{text}");
+        let wanted: f64 = target.parse().unwrap();
+        assert!(reached >= wanted && reached <= wanted * 1.02, "{text}");
+        // The whole file's, scales and norms included.
+        assert!(text.contains(&format!("): {reached:.3} bits per weight")), "{text}");
         let config: Value = serde_json::from_slice(&fs::read(out.join("config.json")).unwrap()).unwrap();
         let bits = |module: &str| config["quantization"][module]["bits"].as_u64();
         let modules =
             ["q_proj", "k_proj", "v_proj", "o_proj"].map(|name| format!("model.layers.1.self_attn.{name}"));
-        assert!(modules.iter().filter(|module| bits(module) == Some(8)).count() >= 2, "{config}");
+        assert!(modules.iter().filter(|module| bits(module) >= Some(4)).count() >= 2, "{config}");
         assert_eq!(config["quantization"]["bits"], 4);
         let out = out.to_str().unwrap().to_owned();
         stderr(&mut mlx_bun(&["generate", "--model", &out, "--raw", "a b", "--max-tokens", "3"]), 0);

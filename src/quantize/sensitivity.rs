@@ -15,8 +15,9 @@ use super::convert::ConvertError;
 use super::numbers::FloatType;
 use super::source::SourceModel;
 use super::step::Dense;
+use super::sweep_results::SweepResults;
 use super::unpack::fake_quantize;
-use crate::checkpoint::atomic_file::{AtomicFileError, write_bytes_atomically};
+use crate::checkpoint::atomic_file::AtomicFileError;
 use crate::checkpoint::tensor::TensorData;
 use crate::checkpoint::{QuantMode, QuantParams, Taken, Tensor, WeightTensors};
 use crate::mlx::cpu::Pool;
@@ -68,32 +69,6 @@ pub struct SweepOptions {
     pub sequences: Vec<Vec<u32>>,
 }
 
-/// Results as they are kept between runs.
-#[derive(Debug, Default, Serialize, Deserialize)]
-struct Stored {
-    /// What they hold for.
-    model: String,
-    options: Option<SweepOptions>,
-    modules: BTreeMap<String, BTreeMap<u8, f64>>,
-}
-
-impl Stored {
-    /// The file's results, if they are of the same sweep.
-    fn read(file: &Path, model: &str, options: &SweepOptions) -> Self {
-        let stored: Option<Self> =
-            std::fs::read(file).ok().and_then(|text| serde_json::from_slice(&text).ok());
-        let same = |stored: &Self| stored.model == model && stored.options.as_ref() == Some(options);
-        let fresh = || Self { model: model.to_owned(), options: Some(options.clone()), ..Self::default() };
-        stored.filter(same).unwrap_or_else(fresh)
-    }
-
-    fn write(&self, file: &Path) -> Result<(), AtomicFileError> {
-        let text = serde_json::to_vec(self)
-            .map_err(|error| AtomicFileError { path: file.to_owned(), cause: error.into() })?;
-        write_bytes_atomically(file, &text)
-    }
-}
-
 /// Probes every module. Results are kept in `file` as they come, and what it has of the same sweep is not computed
 /// again; `model` names the weights there. `on_progress` hears modules done and in all.
 ///
@@ -107,7 +82,7 @@ pub fn sweep(
     on_progress: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
 ) -> Result<Vec<Sensitivity>, SweepError> {
     let probed = probed(source, options.group_size)?;
-    let mut stored = Stored::read(file, model, options);
+    let mut results = SweepResults::open(file, model, options);
     let pool = Pool::new(mlx::cpu::pool::default_threads()).map_err(ConvertError::from)?;
     let batch = batch(&options.sequences)?;
     let mut reference = None;
@@ -117,7 +92,7 @@ pub fn sweep(
             return Err(SweepError::Interrupted);
         }
         let shape = weight.shape();
-        if !stored.modules.contains_key(*path) {
+        if results.get(path).is_none() {
             let reference = match &reference {
                 Some(reference) => reference,
                 None => reference.insert(logits(&*source.load(None)?, &batch)?),
@@ -132,12 +107,11 @@ pub fn sweep(
                 let logits = logits(&*source.load(Some((path, rounded)))?, &batch)?;
                 divergences.insert(bits, mean_divergence(reference, &logits)?);
             }
-            stored.modules.insert((*path).to_owned(), divergences);
-            stored.write(file)?;
+            results.put(path, divergences)?;
         }
         sensitivities.push(Sensitivity {
             module: (*path).to_owned(),
-            divergences: stored.modules.get(*path).cloned().unwrap_or_default(),
+            divergences: results.get(path).cloned().unwrap_or_default(),
             parameters: shape.iter().map(|&size| size as u64).product(),
         });
     }

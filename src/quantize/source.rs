@@ -120,6 +120,11 @@ impl SourceModel {
         models::load(config, tensors, compute)
     }
 
+    /// The config that the network is built from.
+    pub(super) fn network_config(&self) -> &Config {
+        &self.network.0
+    }
+
     /// The model's tokenizer.
     ///
     /// # Errors

@@ -33,6 +33,7 @@ pub struct AttentionArgs {
 }
 
 /// `q_proj`, `k_proj`, `v_proj`, `o_proj` and, in some families, `q_norm` and `k_norm`.
+#[derive(Clone)]
 pub struct Attention {
     pub(crate) q_proj: Linear,
     pub(crate) k_proj: Linear,
@@ -75,6 +76,12 @@ impl Attention {
 
     /// `[B, L, hidden_size]` to the same.
     pub fn forward(&self, x: &Array, mask: &Mask, cache: Option<&mut LayerCache>) -> Result<Array> {
+        let out = self.o_proj.forward(&self.attended(x, mask, cache)?)?;
+        if out.ndim() == x.ndim() { Ok(out) } else { out.reshape(x.shape()) }
+    }
+
+    /// What `o_proj` takes for `x`: the heads' results, `[B, L, heads * dim]` or that many rows.
+    pub(crate) fn attended(&self, x: &Array, mask: &Mask, cache: Option<&mut LayerCache>) -> Result<Array> {
         let args = &self.args;
         let (batch, length) = (x.dim(0), x.dim(1));
         let rows = self.q_proj.rows(x)?;
@@ -85,8 +92,8 @@ impl Attention {
             |x: &Array, heads, norm: Option<&RmsNorm>| self.place(x, batch, length, heads, norm, offset);
         let queries = place(&queries, args.n_heads, self.q_norm.as_ref())?;
         let keys = place(&keys, args.n_kv_heads, self.k_norm.as_ref())?;
-        let output = match &self.kernels {
-            Some(kernels) => attend_ours(kernels, &queries, &keys, &values, cache, args.scale, mask)?,
+        match &self.kernels {
+            Some(kernels) => attend_ours(kernels, &queries, &keys, &values, cache, args.scale, mask),
             None => {
                 let heads = attend(&queries, &keys, &values, cache, args.scale, mask)?;
                 // `[B, heads, L, dim]` to the rows of `x`.
@@ -94,11 +101,9 @@ impl Attention {
                 if let Some(last) = shape.last_mut() {
                     *last = -1;
                 }
-                heads.transpose(&[0, 2, 1, 3])?.reshape(&shape)?
+                heads.transpose(&[0, 2, 1, 3])?.reshape(&shape)
             }
-        };
-        let out = self.o_proj.forward(&output)?;
-        if out.ndim() == x.ndim() { Ok(out) } else { out.reshape(x.shape()) }
+        }
     }
 
     /// Norms and rotates projected heads, `[…, heads * dim]` of `B * L` rows to `[B, heads, L, dim]`.
@@ -133,7 +138,7 @@ fn split_heads(x: &Array, batch: i32, length: i32, heads: i32) -> Result<Array> 
 }
 
 /// The mask for hidden states `h`, `[B, L, D]` (`create_attention_mask` of base.py); built once a layer kind.
-pub(super) fn attention_mask(h: &Array, cache: Option<&LayerCache>, window: Option<i32>) -> Result<Mask> {
+pub(crate) fn attention_mask(h: &Array, cache: Option<&LayerCache>, window: Option<i32>) -> Result<Mask> {
     let length = h.dim(1);
     match (cache, window) {
         (Some(cache), window) => cache.make_mask(length, window),

@@ -82,12 +82,33 @@ impl Weight {
     }
 
     /// The matrix in a floating-point type, unpacked if it is packed.
-    fn unpacked(&self) -> Result<Array> {
+    pub(crate) fn unpacked(&self) -> Result<Array> {
         match &self.stored {
             Stored::Dense { weight, .. } => Ok(weight.clone()),
             Stored::Quantized { weight, scales, biases, params } => {
                 dequantize(weight, scales, biases.as_ref(), *params)
             }
+        }
+    }
+
+    /// The coding; `None` for a matrix in a floating-point type.
+    pub fn params(&self) -> Option<QuantParams> {
+        match &self.stored {
+            Stored::Dense { .. } => None,
+            Stored::Quantized { params, .. } => Some(*params),
+        }
+    }
+
+    /// The same packed words with other scales and biases. A matrix that is not packed in affine mode stays as it is.
+    #[must_use]
+    pub fn with_scales(self, new_scales: Array, new_biases: Array) -> Self {
+        match self.stored {
+            Stored::Quantized { weight, biases: Some(_), params, .. } => {
+                let stored =
+                    Stored::Quantized { weight, scales: new_scales, biases: Some(new_biases), params };
+                Self { stored, ..self }
+            }
+            stored => Self { stored, ..self },
         }
     }
 
@@ -119,6 +140,18 @@ impl Linear {
     /// A layer over loaded arrays.
     pub fn new(weight: Weight, bias: Option<Array>) -> Self {
         Self { weight, bias, adapter: None }
+    }
+
+    /// The layer with another matrix.
+    #[must_use]
+    pub fn with_weight(self, weight: Weight) -> Self {
+        Self { weight, ..self }
+    }
+
+    /// The layer with another bias.
+    #[must_use]
+    pub fn with_bias(self, bias: Option<Array>) -> Self {
+        Self { bias, ..self }
     }
 
     /// The layer with an adapter, or without one.
@@ -182,6 +215,12 @@ impl Embedding {
     /// A layer over loaded arrays.
     pub fn new(weight: Weight) -> Self {
         Self { weight, dtype: None }
+    }
+
+    /// The layer with another matrix.
+    #[must_use]
+    pub fn with_weight(self, weight: Weight) -> Self {
+        Self { weight, ..self }
     }
 
     /// Gives vectors of `dtype`, where our kernels unpack them.
