@@ -34,6 +34,17 @@ pub struct BlockDescription<'a> {
     pub post_mlp_norm: Option<&'a RmsNorm>,
 }
 
+impl BlockDescription<'_> {
+    /// Whether an adapter is on one of its modules; those run an operation at a time.
+    pub fn is_adapted(&self) -> bool {
+        let (attention, mlp) = (self.attention, self.mlp);
+        [&attention.q_proj, &attention.k_proj, &attention.v_proj, &attention.o_proj]
+            .into_iter()
+            .chain([&mlp.gate_proj, &mlp.up_proj, &mlp.down_proj])
+            .any(Linear::is_adapted)
+    }
+}
+
 /// What a decoder consists of.
 pub struct DecoderDescription<'a> {
     /// Token embedding.

@@ -134,7 +134,12 @@ impl<'a> Loader<'a> {
 
     /// An embedding of `count` vectors, quantized if the checkpoint's is.
     pub fn embedding(&mut self, path: &str, count: i32, dims: i32) -> Result<Embedding, LoadError> {
-        Ok(Embedding::new(self.weight(path, count, dims)?).with_dtype(self.compute_dtype))
+        let weight = self.weight(path, count, dims)?;
+        let adapter = match &mut self.adapter {
+            Some(adapter) => adapter.take_embedding(path, count, dims)?,
+            None => None,
+        };
+        Ok(Embedding::new(weight).with_dtype(self.compute_dtype).with_adapter(adapter))
     }
 
     /// A norm over `dims` features.

@@ -412,7 +412,13 @@ impl<'a> Planner<'a> {
     ) -> Result<(Dense<'a>, bool), ConvertError> {
         let (Some(adapter), &[output, input]) = (&mut self.adapter, shape) else { return Ok((dense, false)) };
         let size = |size: usize| i32::try_from(size).unwrap_or(i32::MAX);
-        Ok(match adapter.take(path, size(input), size(output))? {
+        // Where the family has its embedding; all others map a row's length to the number of rows.
+        let embedding = path.rsplit('.').next() == Some("embed_tokens");
+        let low_rank = match embedding {
+            true => adapter.take_embedding(path, size(output), size(input))?,
+            false => adapter.take(path, size(input), size(output))?,
+        };
+        Ok(match low_rank {
             None => (dense, false),
             Some(low_rank) => {
                 self.plan.report.fused += 1;

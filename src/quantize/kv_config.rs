@@ -48,7 +48,7 @@ pub fn kv_config(
     model: &str,
     on_progress: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
 ) -> std::result::Result<Vec<KvLayer>, SweepError> {
-    let network = source.load(None)?;
+    let network = source.load()?;
     let head = u32::try_from(network.head_dim()).unwrap_or(0);
     let group_size = GROUP_SIZES.into_iter().find(|size| head > 0 && head.is_multiple_of(*size));
     let kinds = network.layer_kinds().iter().enumerate();

@@ -159,7 +159,7 @@ impl SourceModel {
         if self.tensors.iter().any(packed) {
             return Err(MethodError::Packed);
         }
-        let model = self.load(None)?;
+        let model = self.load()?;
         let pieces = model.pieces().ok_or(MethodError::NoPieces)?;
         Ok((model, pieces))
     }

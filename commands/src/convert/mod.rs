@@ -1,5 +1,6 @@
 //! `mlx-bun convert`: quantizes, dequantizes or casts a model on disk.
 
+mod method;
 mod mix;
 
 use std::ops::ControlFlow;
@@ -12,9 +13,10 @@ use mlx_bun::checkpoint::{QuantMode, QuantParams};
 use mlx_bun::mlx::cpu_ops;
 use mlx_bun::quantize::{
     Action, ConvertError, ConvertOptions, Converted, FloatType, GgufFileType, Predicate, Recipe, SourceModel,
-    convert,
+    convert, write_as_is,
 };
 
+use self::method::{MethodArgs, Outcome};
 use crate::args::numerics::NumericsArgs;
 use crate::env;
 use crate::error::Complaint;
@@ -105,6 +107,9 @@ pub struct ConvertArgs {
     sensitivities: Option<PathBuf>,
 
     #[command(flatten)]
+    methods: MethodArgs,
+
+    #[command(flatten)]
     numerics: NumericsArgs,
 
     /// Unpack modules that are quantized already and quantize them anew; a .gguf file always is
@@ -158,10 +163,28 @@ pub fn run(args: &ConvertArgs, printer: &Printer) -> anyhow::Result<ExitStatus> 
     let destination = args.upload_repo.as_deref().map(Destination::new).transpose()?;
     let resolved = source_model(args.model.as_deref().or(args.hf_path.as_deref()))?;
     let source = open(&resolved, printer)?;
+    let mut widths = None;
+    if let (Some(method), Some(params)) = (args.methods.method, params) {
+        match method::run(method, args, params, &source, printer, &interrupt)? {
+            Outcome::Interrupted => return Ok(ExitStatus::Interrupted),
+            Outcome::Widths(listed) => widths = Some(listed),
+            Outcome::Reworked(reworked) => {
+                let source = source.reworked(*reworked);
+                let repo_id = resolved.repo_id.as_deref();
+                let written = written(printer, &interrupt, |progress| {
+                    write_as_is(&source, &args.mlx_path, repo_id, progress)
+                })?;
+                let Some(converted) = written else { return Ok(ExitStatus::Interrupted) };
+                report(&converted, None, &args.mlx_path, printer);
+                return finish(destination, args, printer);
+            }
+        }
+    }
     let action = match params {
         Some(params) => Action::Quantize {
             params,
             predicate: match args.target_bpw {
+                _ if widths.is_some() => Predicate::Listed(widths.unwrap_or_default()),
                 None => recipe(args).map_or(Predicate::Uniform, Predicate::Recipe),
                 Some(target) => {
                     match mix::mix(args, target, params, &resolved, &source, printer, &interrupt)? {
@@ -189,6 +212,14 @@ pub fn run(args: &ConvertArgs, printer: &Printer) -> anyhow::Result<ExitStatus> 
     })?;
     let Some(converted) = converted else { return Ok(ExitStatus::Interrupted) };
     report(&converted, params, &args.mlx_path, printer);
+    finish(destination, args, printer)
+}
+
+fn finish(
+    destination: Option<Destination>,
+    args: &ConvertArgs,
+    printer: &Printer,
+) -> anyhow::Result<ExitStatus> {
     if let Some(destination) = destination {
         destination.send(&args.mlx_path, "convert", printer)?;
     }
@@ -274,7 +305,7 @@ fn recipe(args: &ConvertArgs) -> Option<Recipe> {
 /// What to quantize to; `None` when nothing is.
 fn quant_params(args: &ConvertArgs) -> Result<Option<QuantParams>, Complaint> {
     let mode = QuantMode::from_name(&args.q_mode).unwrap_or(QuantMode::Affine);
-    if !args.quantize && args.target_bpw.is_none() {
+    if !args.quantize && args.target_bpw.is_none() && args.methods.method.is_none() {
         let given = [
             ("--q-bits", args.q_bits.is_some()),
             ("--q-group-size", args.q_group_size.is_some()),

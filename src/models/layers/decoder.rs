@@ -123,6 +123,13 @@ impl<B: Block> Decoder<B> {
     fn describe(&self) -> Result<Option<DecoderDescription<'_>>> {
         let layers: Option<Vec<_>> = self.layers.iter().map(Block::describe).collect();
         let Some(layers) = layers else { return Ok(None) };
+        let head_is_adapted = matches!(&self.head, Head::Linear(lm_head) if lm_head.is_adapted());
+        if self.embed_tokens.is_adapted()
+            || head_is_adapted
+            || layers.iter().any(BlockDescription::is_adapted)
+        {
+            return Ok(None);
+        }
         let embedding_scale = match &self.embed_scale {
             Some(scale) => scale.to_f32_vec()?.first().copied(),
             None => None,

@@ -159,6 +159,11 @@ impl Linear {
         Self { adapter: adapter.map(Box::new), ..self }
     }
 
+    /// Whether an adapter is on it, which the fused decoder knows nothing of.
+    pub fn is_adapted(&self) -> bool {
+        self.adapter.is_some()
+    }
+
     /// `[…, in]` to `[…, out]`.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         match &self.adapter {
@@ -203,18 +208,31 @@ impl Linear {
     }
 }
 
-/// Token ids to vectors, and back when the head is tied (`nn.Embedding`, `nn.QuantizedEmbedding`).
+/// Token ids to vectors, and back when the head is tied (`nn.Embedding`, `nn.QuantizedEmbedding`), perhaps adapted
+/// (mlx-lm's `LoRAEmbedding`, `DoRAEmbedding`).
 #[derive(Clone, Debug)]
 pub struct Embedding {
     weight: Weight,
     /// What our kernels make of packed vectors; `None` for the type of their scales.
     dtype: Option<Dtype>,
+    adapter: Option<Box<LowRank>>,
 }
 
 impl Embedding {
     /// A layer over loaded arrays.
     pub fn new(weight: Weight) -> Self {
-        Self { weight, dtype: None }
+        Self { weight, dtype: None, adapter: None }
+    }
+
+    /// The layer with an adapter, or without one.
+    #[must_use]
+    pub fn with_adapter(self, adapter: Option<LowRank>) -> Self {
+        Self { adapter: adapter.map(Box::new), ..self }
+    }
+
+    /// Whether an adapter is on it, which the fused decoder knows nothing of.
+    pub fn is_adapted(&self) -> bool {
+        self.adapter.is_some()
     }
 
     /// The layer with another matrix.
@@ -231,6 +249,17 @@ impl Embedding {
 
     /// `[B, L]` ids to `[B, L, dims]`.
     pub fn forward(&self, ids: &Array) -> Result<Array> {
+        let out = self.look_up(ids)?;
+        let Some(adapter) = &self.adapter else { return Ok(out) };
+        let z = adapter.rows(ids)?;
+        let adapted = out.add(&z.astype(out.dtype())?)?;
+        match adapter.rows_factors(ids, &out.add(&z)?)? {
+            Some(factors) => factors.multiply(&adapted),
+            None => Ok(adapted),
+        }
+    }
+
+    fn look_up(&self, ids: &Array) -> Result<Array> {
         if let Some(kernels) = &self.weight.kernels {
             return kernels.embedding_as(ids, self.weight.kind, &self.weight.arrays(), self.dtype);
         }
@@ -245,7 +274,13 @@ impl Embedding {
 
     /// `[…, dims]` to `[…, vocab]`: the tied head.
     pub fn as_linear(&self, x: &Array) -> Result<Array> {
-        self.weight.project(x, None)
+        let out = self.weight.project(x, None)?;
+        let Some(adapter) = &self.adapter else { return Ok(out) };
+        let out = out.add(&adapter.product(x)?)?;
+        match adapter.row_factors(&self.weight.unpacked()?)? {
+            Some(factors) => factors.multiply(&out),
+            None => Ok(out),
+        }
     }
 
     /// The matrix.
