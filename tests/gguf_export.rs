@@ -121,7 +121,7 @@ fn every_family_comes_back() {
             assert_eq!(*back, config[field], "{name}: {field}");
         }
         let apart = apart(&logits(&source), &logits(&ModelSource::Gguf(file)));
-        assert!(apart < if name.contains("f32") { 0.003 } else { 0.1 }, "{name}: {apart}");
+        assert!(apart < if name.contains("f32") { 0.02 } else { 0.1 }, "{name}: {apart}");
     }
 }
 
@@ -134,7 +134,7 @@ fn every_type_answers_about_as_the_model_does() {
         let (_folder, file, exported) = export(&source, kind).unwrap();
         let apart = apart(&exact, &logits(&ModelSource::Gguf(file)));
         // A model of random weights forgives nothing; blocks themselves are compared below.
-        let most = if matches!(kind, GgufFileType::F16 | GgufFileType::Q8_0) { 0.1 } else { 2.0 };
+        let most = if matches!(kind, GgufFileType::F16 | GgufFileType::Q8_0) { 0.3 } else { 2.0 };
         assert!(apart > before * 0.5 && apart < most, "{kind:?}: {apart}");
         assert_eq!((exported.exact, exported.matrices), (0, 15));
         before = apart;

@@ -179,9 +179,9 @@ fn dwq_trains_as_mlx_lm_does() {
         let (reworked, result) = dwq(&model, &rows, &rows[..4], options, &mut go_on).unwrap();
         assert!(result.after < result.before, "{result:?}");
         let differing = differing(&case, &model.reworked(reworked), 1e-4);
-        assert!(
-            differing.iter().all(|name| name.ends_with("scales") || name.ends_with("biases")),
-            "{differing:?}"
-        );
+        // The codes are not trained; what is may differ in its last bits.
+        let is_trained =
+            |name: &String| ["scales", "biases", "norm.weight"].iter().any(|end| name.ends_with(end));
+        assert!(differing.iter().all(is_trained), "{differing:?}");
     }
 }

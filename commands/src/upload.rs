@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use mlx_bun::checkpoint::hub_cache::is_repo_id;
-use mlx_bun::hub::{HubClient, UploadRequest};
+use mlx_bun::hub::{HubClient, HubError, UploadRequest};
 
 use crate::args::size::shown_size;
 use crate::error::Complaint;
@@ -73,8 +73,7 @@ impl Destination {
     pub fn new(repo_id: &str) -> Result<Self, Complaint> {
         let client = client(true)?;
         if client.settings().token.is_none() {
-            return Err(Complaint::failure("an upload needs a token of the hub and there is none")
-                .hint("set HF_TOKEN, or leave --upload-repo out"));
+            return Err(complaint(HubError::NoToken));
         }
         if !is_repo_id(repo_id) {
             return Err(Complaint::usage(format!("`--upload-repo {repo_id}` is no id like org/name")));

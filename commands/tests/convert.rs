@@ -248,6 +248,56 @@ fn a_cache_config_lists_every_layer_of_full_attention() {
     }
 }
 
+#[test]
+fn a_gguf_file_is_written_and_answers() {
+    let folder = tempfile::tempdir().unwrap();
+    for kind in ["F16", "q4_1"] {
+        let file = folder.path().join(format!("{kind}.gguf"));
+        let source = checkpoint("llama-bf16");
+        let arguments =
+            ["--no-progress", "convert", &source, "--to-gguf", kind, "--gguf-path", file.to_str().unwrap()];
+        let text = stderr(&mut mlx_bun(&arguments), 0);
+        assert!(
+            text.starts_with("Wrote ") && text.contains(&format!("({}, ", kind.to_uppercase())),
+            "{text}"
+        );
+        let model = file.to_str().unwrap();
+        stderr(&mut mlx_bun(&["generate", "--model", model, "--raw", "a b", "--max-tokens", "3"]), 0);
+        let again = stderr(&mut mlx_bun(&arguments), 1);
+        assert!(again.starts_with("error: cannot save to the path `"), "{again}");
+    }
+    assert_eq!(children(folder.path()), ["F16.gguf", "q4_1.gguf"]);
+    let both = [&checkpoint("llama-bf16"), "--to-gguf", "F16", "-q"];
+    stderr(&mut mlx_bun(&[&["convert"], &both[..]].concat()), 2);
+}
+
+#[test]
+fn every_method_writes_a_model_that_answers() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows = folder.path().join("rows.jsonl");
+    let row =
+        |index: usize| format!("{{\"text\": \"{}\"}}\n", "a few words of text, and more ".repeat(index + 2));
+    fs::write(&rows, (0..12).map(row).collect::<String>()).unwrap();
+    for method in ["dynamic_quant", "awq", "gptq", "dwq"] {
+        let out = folder.path().join(method);
+        let mut command =
+            convert(&checkpoint("llama-f32"), &out, &["--method", method, "--q-group-size", "32"]);
+        command.args(["--fallback-group-size", "32", "--high-group-size", "32"]);
+        command.args(["--sequence-length", "40", "--num-samples", "8", "--n-grid", "4", "--batch-size", "2"]);
+        if method == "dynamic_quant" {
+            command.args(["--target-bpw", "7.5"]);
+        }
+        stderr(command.arg("--calibration-mix").arg(&rows), 0);
+        let config: Value = serde_json::from_slice(&fs::read(out.join("config.json")).unwrap()).unwrap();
+        assert!(config["quantization"]["bits"].is_u64() && config["quantization_config"].is_object());
+        let model = out.to_str().unwrap();
+        stderr(&mut mlx_bun(&["generate", "--model", model, "--raw", "a b", "--max-tokens", "3"]), 0);
+    }
+    let packed = convert(&checkpoint("llama-4bit"), &folder.path().join("x"), &["--method", "gptq"]);
+    let text = stderr(&mut { packed }, 1);
+    assert!(text.contains("the model is quantized already"), "{text}");
+}
+
 /// A limit on the size of files stands for a full disk.
 #[cfg(target_os = "linux")]
 #[test]

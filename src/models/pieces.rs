@@ -198,4 +198,32 @@ impl Pieces {
         }
         Ok(())
     }
+
+    /// Replaces every norm by what `change` makes of it; paths are those of mlx-lm's modules.
+    ///
+    /// # Errors
+    /// What `change` returns.
+    pub fn visit_norms(&mut self, change: &mut dyn FnMut(&str, &RmsNorm) -> Result<RmsNorm>) -> Result<()> {
+        for (index, block) in self.blocks.iter_mut().enumerate() {
+            let path = |name: &str| format!("model.layers.{index}.{name}");
+            // With norms on results, what comes before the feed-forward part has a name of its own.
+            let sandwiched = block.post_mlp_norm.is_some();
+            let mlp_norm = if sandwiched { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
+            block.input_norm = change(&path("input_layernorm"), &block.input_norm)?;
+            block.mlp_norm = change(&path(mlp_norm), &block.mlp_norm)?;
+            let optional = [
+                ("post_attention_layernorm", &mut block.post_attention_norm),
+                ("post_feedforward_layernorm", &mut block.post_mlp_norm),
+                ("self_attn.q_norm", &mut block.attention.q_norm),
+                ("self_attn.k_norm", &mut block.attention.k_norm),
+            ];
+            for (name, norm) in optional {
+                if let Some(norm) = norm {
+                    *norm = change(&path(name), norm)?;
+                }
+            }
+        }
+        self.norm = change("model.norm", &self.norm)?;
+        Ok(())
+    }
 }

@@ -59,8 +59,7 @@ pub fn awq(
     // What mlx-lm writes whatever the options are; every module has an entry of its own.
     let default = QuantParams { bits: 4, group_size: 64, mode: QuantMode::Affine };
     let mut reworked = Reworked { quantization: quantization_block(default), ..Reworked::default() };
-    let gemma =
-        source.config.get("model_type").and_then(Value::as_str).is_some_and(|name| name.starts_with("gemma"));
+    let gemma = source.is_gemma();
 
     let embedding = pieces.embed_tokens.weight().unpacked()?;
     check_divided("model.embed_tokens", &embedding, options.embed)?;

@@ -1,5 +1,5 @@
-//! DWQ (mlx-lm `quant/dwq.py`): scales and biases of a quantized model are trained until it predicts what the unquantized
-//! one does.
+//! DWQ (mlx-lm `quant/dwq.py`): scales and biases of a quantized model, and its norms, are trained until it predicts what
+//! the unquantized one does.
 
 use super::dynamic_quant::divergence;
 use super::method::{MethodError, OnStep, Reworked, check_divided, packed, tensor};
@@ -8,7 +8,7 @@ use crate::checkpoint::{QuantParams, WeightTensors};
 use crate::mlx::autograd::value_and_grad;
 use crate::mlx::cpu::Pool;
 use crate::mlx::{self, Array, Dtype, Result, eval};
-use crate::models::layers::Weight;
+use crate::models::layers::{RmsNorm, Weight};
 use crate::models::pieces::Pieces;
 use crate::perplexity::RandomState;
 
@@ -86,7 +86,16 @@ pub fn dwq(
     if options.params.bits >= WIDE {
         trained.clear();
     }
-    let trainer = Trainer { student, teacher, options };
+    let scales = trained.len();
+    let gemma = source.is_gemma();
+    let mut norms = Vec::new();
+    student.visit_norms(&mut |path, norm| {
+        norms.push(path.to_owned());
+        let stored = if gemma { norm.weight().add_scalar(-1.0)? } else { norm.weight().clone() };
+        trained.push(stored.astype(Dtype::Float32)?);
+        Ok(norm.clone())
+    })?;
+    let trainer = Trainer { student, teacher, options, scales, gemma };
     let train = batches(train, &options)?;
     let valid = batches(valid, &options)?;
     let before = trainer.validate(&valid, &trained)?;
@@ -106,7 +115,11 @@ pub fn dwq(
         }
     }
     let after = trainer.validate(&valid, &trained)?;
-    let mut pairs = trained.chunks_exact(2);
+    let (pairs, new_norms) = trained.split_at(scales);
+    for (path, weight) in norms.iter().zip(new_norms) {
+        reworked.plain.insert(format!("{path}.weight"), tensor(&weight.astype(options.dtype)?)?);
+    }
+    let mut pairs = pairs.chunks_exact(2);
     for (path, _) in trainer.teacher.weights() {
         let (Some(WeightTensors::Quantized { scales, biases, .. }), Some([new_scales, new_biases])) =
             (reworked.weights.get_mut(&path), pairs.next())
@@ -124,17 +137,37 @@ struct Trainer {
     student: Pieces,
     teacher: Pieces,
     options: DwqOptions,
+    /// How many of what is trained are scales and biases; norms follow.
+    scales: usize,
+    /// Whether norms are stored without the one that is added to them.
+    gemma: bool,
 }
 
-/// The student's logits with these scales and biases.
-fn logits(student: &Pieces, trained: &[Array], inputs: &Array, dtype: Dtype) -> Result<Array> {
-    let mut network = student.clone();
-    let mut pairs = trained.chunks_exact(2);
-    network.visit(&mut |_, weight| match pairs.next() {
-        Some([scales, biases]) => Ok(weight.with_scales(scales.astype(dtype)?, biases.astype(dtype)?)),
-        _ => Ok(weight),
-    })?;
-    network.forward(inputs)
+impl Trainer {
+    /// The student with these scales, biases and norms.
+    fn student(
+        student: &Pieces,
+        trained: &[Array],
+        scales: usize,
+        gemma: bool,
+        dtype: Dtype,
+    ) -> Result<Pieces> {
+        let mut network = student.clone();
+        let (scales, norms) = trained.split_at(scales.min(trained.len()));
+        let (mut pairs, mut norms) = (scales.chunks_exact(2), norms.iter());
+        network.visit(&mut |_, weight| match pairs.next() {
+            Some([scales, biases]) => Ok(weight.with_scales(scales.astype(dtype)?, biases.astype(dtype)?)),
+            _ => Ok(weight),
+        })?;
+        network.visit_norms(&mut |_, norm| match norms.next() {
+            Some(weight) => {
+                let weight = weight.astype(dtype)?;
+                Ok(RmsNorm::new(if gemma { weight.add_scalar(1.0)? } else { weight }, norm.eps()))
+            }
+            None => Ok(norm.clone()),
+        })?;
+        Ok(network)
+    }
 }
 
 /// Mean divergence over the tokens of rows, and how many there are.
@@ -154,11 +187,13 @@ impl Trainer {
             return Ok(None);
         }
         let (student, dtype) = (self.student.clone(), self.options.dtype);
+        let (scales, gemma) = (self.scales, self.gemma);
         let numbers: Vec<i32> = (0..count as i32).collect();
         let function = move |arguments: &[Array]| {
             let (trained, rest) = arguments.split_at(count);
             let [inputs, targets, lengths] = rest else { return Ok(Vec::new()) };
-            let (loss, _) = loss(&logits(&student, trained, inputs, dtype)?, targets, lengths)?;
+            let student = Self::student(&student, trained, scales, gemma, dtype)?;
+            let (loss, _) = loss(&student.forward(inputs)?, targets, lengths)?;
             Ok(vec![loss])
         };
         value_and_grad(function, &numbers).map(Some)
@@ -169,8 +204,8 @@ impl Trainer {
         for batch in batches {
             let targets = self.teacher.forward(&batch.inputs)?;
             targets.eval()?;
-            let logits = logits(&self.student, trained, &batch.inputs, self.options.dtype)?;
-            let (loss, count) = loss(&logits, &targets, &batch.lengths)?;
+            let student = Self::student(&self.student, trained, self.scales, self.gemma, self.options.dtype)?;
+            let (loss, count) = loss(&student.forward(&batch.inputs)?, &targets, &batch.lengths)?;
             let first = |array: Array| {
                 Ok::<_, mlx::Error>(array.to_f32_vec()?.first().copied().map_or(0.0, f64::from))
             };

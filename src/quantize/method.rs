@@ -149,6 +149,11 @@ impl SourceModel {
         self
     }
 
+    /// Whether norms are stored without the one that the family adds to them.
+    pub(super) fn is_gemma(&self) -> bool {
+        self.config.get("model_type").and_then(Value::as_str).is_some_and(|name| name.starts_with("gemma"))
+    }
+
     /// The model's layers, with unquantized weights.
     pub(super) fn plain_pieces(&self) -> Result<(Box<dyn Model>, Pieces), MethodError> {
         if self.is_gguf() {

@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use mlx_bun::checkpoint::atomic_file::write_bytes_atomically;
 use mlx_bun::checkpoint::environment::Environment;
 use mlx_bun::checkpoint::{QuantMode, QuantParams};
-use mlx_bun::mlx::{Array, Dtype, cpu_ops};
+use mlx_bun::mlx::{Array, Dtype};
 use mlx_bun::perplexity::{RandomState, read_rows, tokenize};
 use mlx_bun::quantize::{
     AwqOptions, DwqOptions, DynamicOptions, FloatType, GptqOptions, MethodError, OnStep, Reworked,
@@ -36,7 +36,7 @@ pub enum Method {
     Awq,
     /// Columns rounded one by one, each making up for the others' errors
     Gptq,
-    /// Scales and biases trained
+    /// Scales, biases and norms trained
     Dwq,
 }
 
@@ -47,7 +47,7 @@ pub struct MethodArgs {
     ///
     /// The text is that of --calibration-mix, else the one that mlx-lm has fetched, else a short built-in one. dwq takes
     /// its rows from --calibration-mix.
-    #[arg(long, value_name = "METHOD", hide_possible_values = true, conflicts_with_all = ["dequantize", "quant_predicate", "dtype", "to_gguf", "requantize"], help_heading = "Methods")]
+    #[arg(long, value_name = "METHOD", hide_possible_values = true, conflicts_with_all = ["dequantize", "quant_predicate", "to_gguf", "requantize"], help_heading = "Methods")]
     pub method: Option<Method>,
 
     /// Sequences to calibrate with; -1 for all [default: awq 128, dwq 2048, others -1]
@@ -129,6 +129,10 @@ pub fn run(
 ) -> anyhow::Result<Outcome> {
     if params.mode != QuantMode::Affine {
         return Err(Complaint::usage("`--method` makes affine widths; leave --q-mode out").into());
+    }
+    let given = [("--target-bpw", args.target_bpw.is_some()), ("--dtype", args.dtype.is_some())];
+    if let Some((flag, _)) = given.into_iter().find(|(_, given)| *given && method != Method::DynamicQuant) {
+        return Err(Complaint::usage(format!("`{flag}` goes with no method but dynamic_quant")).into());
     }
     choose_numerics(args.numerics.resolve(), printer)?;
     let own = &args.methods;
@@ -246,8 +250,6 @@ fn train(
         )
         .into());
     };
-    // Gradients of scales are MLX's own.
-    cpu_ops::disable();
     let own = &args.methods;
     let length = own.sequence_length.unwrap_or(1025) as usize;
     let tokenizer = source.tokenizer()?;
