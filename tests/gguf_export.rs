@@ -99,7 +99,7 @@ fn every_family_comes_back() {
                 assert_eq!(after, rounded, "{name}: {tensor_name}");
             } else if name.starts_with("gemma3") {
                 // One is added, and taken away again.
-                assert!(distance(&before, &after) < 2e-7, "{name}: {tensor_name}");
+                assert!(distance(&before, &after) < 5e-7, "{name}: {tensor_name}");
             } else {
                 assert_eq!(after, before, "{name}: {tensor_name}");
             }
