@@ -67,6 +67,14 @@ impl From<crate::mlx::Error> for ConfigError {
     }
 }
 
+/// A layer that slides over `sliding_window` positions.
+fn sliding(window: i32) -> std::result::Result<LayerKind, ConfigError> {
+    match window {
+        1.. => Ok(LayerKind::Sliding { window }),
+        _ => Err(ConfigError::new("sliding_window", format!("is {window}, and must be at least 1"))),
+    }
+}
+
 type Load = fn(&mut Loader) -> std::result::Result<Box<dyn Model>, LoadError>;
 
 /// `model_type` to family; the name is the file's, mlx-lm's and the config's.

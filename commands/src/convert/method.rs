@@ -15,10 +15,9 @@ use mlx_bun::quantize::{
     SourceModel, awq, calibration, calibration_batch, dwq, dynamic_allocation, dynamic_sensitivities, gptq,
 };
 
-use super::ConvertArgs;
+use super::{ConvertArgs, check_results_file, choose_arithmetic};
 use crate::error::Complaint;
 use crate::interrupt::Interrupt;
-use crate::load::choose_numerics;
 use crate::printer::Printer;
 
 /// Where mlx-lm keeps its calibration text.
@@ -134,7 +133,7 @@ pub fn run(
     if let Some((flag, _)) = given.into_iter().find(|(_, given)| *given && method != Method::DynamicQuant) {
         return Err(Complaint::usage(format!("`{flag}` goes with no method but dynamic_quant")).into());
     }
-    choose_numerics(args.numerics.resolve(), printer)?;
+    choose_arithmetic(args, printer)?;
     let own = &args.methods;
     interrupt.begin();
     let mut bar = None;
@@ -225,6 +224,7 @@ fn widths(
     let sensitivities: BTreeMap<String, f64> = match known {
         Some(known) => known.into_iter().collect(),
         None => {
+            check_results_file(file)?;
             let data = batch(args, source, None)?;
             let found = dynamic_sensitivities(source, &data, options, on_step)?;
             let pairs: Vec<_> = found.iter().collect();

@@ -11,10 +11,9 @@ use mlx_bun::quantize::{
     allocate, calibration, kv_config, planned_size, sweep,
 };
 
-use super::ConvertArgs;
+use super::{ConvertArgs, check_results_file, choose_arithmetic};
 use crate::error::Complaint;
 use crate::interrupt::Interrupt;
-use crate::load::choose_numerics;
 use crate::printer::Printer;
 
 /// Tokens of a sequence that modules are probed with.
@@ -46,7 +45,7 @@ fn identity(resolved: &ResolvedModel) -> std::io::Result<String> {
 
 /// Token sequences to probe with; chooses the arithmetic, too.
 fn probes(args: &ConvertArgs, source: &SourceModel, printer: &Printer) -> anyhow::Result<Vec<Vec<u32>>> {
-    choose_numerics(args.numerics.resolve(), printer)?;
+    choose_arithmetic(args, printer)?;
     let samples = calibration::samples(args.calibration_mix.as_deref())?;
     let count = args.n_calibration as usize;
     Ok(calibration::sequences(&samples, &source.tokenizer()?, CALIBRATION_LENGTH, count)?)
@@ -65,6 +64,7 @@ pub fn measure_caches(
     interrupt.begin();
     let mut bar = None;
     let file = cache_results_file(args);
+    check_results_file(&file)?;
     let model = identity(resolved)?;
     let layers = kv_config(source, &sequences, target, &file, &model, &mut |done, total| {
         bar.get_or_insert_with(|| printer.progress("Probing caches", total as u64)).set(done as u64);
@@ -106,6 +106,7 @@ pub fn mix(
     let sequences = probes(args, source, printer)?;
     let options = SweepOptions { candidates: candidates.clone(), group_size: params.group_size, sequences };
     let file = results_file(args);
+    check_results_file(&file)?;
     let model = identity(resolved)?;
     interrupt.begin();
     let mut bar = None;

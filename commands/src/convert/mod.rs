@@ -23,6 +23,8 @@ use crate::error::Complaint;
 use crate::exit::ExitStatus;
 use crate::gguf_export::{export, model_name};
 use crate::interrupt::Interrupt;
+use crate::load::choose_numerics;
+use crate::output_file;
 use crate::printer::Printer;
 use crate::upload::Destination;
 
@@ -240,6 +242,21 @@ fn to_gguf(
     let name = model_name(resolved.repo_id.as_deref(), resolved.source.path());
     let done = export(&source, &file, kind, &name, printer, interrupt)?;
     Ok(if done { ExitStatus::Success } else { ExitStatus::Interrupted })
+}
+
+/// Chooses the arithmetic of whatever runs the model.
+fn choose_arithmetic(args: &ConvertArgs, printer: &Printer) -> anyhow::Result<()> {
+    let mut warnings = Vec::new();
+    let numerics = args.numerics.resolve(&mut warnings);
+    warnings.iter().for_each(|warning| printer.warning(warning));
+    choose_numerics(numerics, printer)
+}
+
+/// Results of probing replace nothing but such results.
+fn check_results_file(file: &Path) -> Result<(), Complaint> {
+    output_file::check(file, "file of sensitivities", |file| {
+        std::fs::read(file).is_ok_and(|text| serde_json::from_slice::<serde_json::Value>(&text).is_ok())
+    })
 }
 
 fn target_bits(text: &str) -> Result<f64, String> {
