@@ -16,6 +16,7 @@ mod fuse;
 mod gc;
 mod generate;
 mod get;
+mod gguf_export;
 mod goldens;
 mod hub;
 mod interrupt;

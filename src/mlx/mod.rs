@@ -18,6 +18,7 @@ mod error;
 pub mod fast;
 mod gather;
 pub mod kernel;
+mod linalg;
 pub mod memory;
 mod ops;
 mod quantized;

@@ -9,6 +9,7 @@ mod gemma3_text;
 pub mod layers;
 mod llama;
 pub mod loader;
+pub mod pieces;
 mod qwen2;
 mod qwen3;
 pub mod rope;
@@ -42,6 +43,11 @@ pub trait Model {
     /// # Errors
     /// As [`forward`](Self::forward).
     fn hidden(&self, inputs: &Array, cache: Option<&mut [LayerCache]>) -> Result<Array>;
+
+    /// What it consists of, if its layers can be told apart: for those who run or change parts of it.
+    fn pieces(&self) -> Option<pieces::Pieces> {
+        None
+    }
 
     /// What each layer attends to, in order.
     fn layer_kinds(&self) -> &[LayerKind];
