@@ -16,7 +16,7 @@ use mlx_bun::load::{load, load_adapted};
 use mlx_bun::lora::Adapter;
 use mlx_bun::mlx::{Array, Dtype};
 use mlx_bun::models::Model;
-use support::adapter::{Layout, MODULES, RANK, adapter};
+use support::adapter::{Layout, MODULES, adapter};
 use support::mlx_bun;
 
 fn checkpoint(name: &str) -> PathBuf {
