@@ -209,3 +209,14 @@ fn tools_are_called_whole_and_in_streams() {
     let reply = server.ask("/v1/chat/completions", &with(body, named));
     assert!(reply["choices"][0]["message"]["tool_calls"].is_array(), "{reply}");
 }
+
+#[test]
+fn a_prompt_that_takes_long_keeps_the_connection_alive() {
+    let server = Server::start(&["--prefill-step-size", "8"]);
+    let body = with(chat(&"Hello ".repeat(30), 2), json!({"stream": true}));
+    let reply = server.post("/v1/chat/completions", &body);
+    let comment = reply.text().lines().find(|line| line.starts_with(": keepalive ")).map(str::to_owned);
+    let (done, total) = comment.as_deref().and_then(|line| line[12..].split_once('/')).unwrap();
+    assert!(done.parse::<usize>().unwrap() <= total.parse().unwrap());
+    assert!(!reply.events().is_empty());
+}

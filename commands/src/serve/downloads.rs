@@ -38,7 +38,7 @@ pub fn unfinished(environment: &Environment) -> Vec<Value> {
         });
         entries.push((latest.changed, entry));
     }
-    entries.sort_by(|a, b| b.0.cmp(&a.0));
+    entries.sort_by_key(|(changed, _)| std::cmp::Reverse(*changed));
     entries.into_iter().take(MOST).map(|(_, entry)| entry).collect()
 }
 
