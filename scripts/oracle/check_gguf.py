@@ -4,7 +4,8 @@
 usage: check_gguf.py LIBRARIES MODEL [--binary mlx-bun] [--tokens 32] [--types F16,Q8_0,Q4_0,Q4_1]
 LIBRARIES is a folder with libllama and libggml (see bench/llamacpp.py), MODEL a snapshot folder of plain weights.
 Writes MODEL as each type; compares every tensor with what PyPI gguf makes of MODEL's numbers, and the greedy
-continuation by llama.cpp with `mlx-bun generate` on the same file. Run it with the oracle's Python.
+continuation by llama.cpp with `mlx-bun generate` on the same file. llama.cpp rounds activations to 8 bits where weights
+are quantized, so continuations may part there; those of F16 must not. Run it with the oracle's Python.
 """
 
 import argparse
@@ -99,7 +100,7 @@ def main():
                     differing.append(name)
             if count != len(tensors):
                 differing.append(f"{len(tensors)} tensors where {count} are expected")
-            llama = LlamaCpp(arguments.libraries, str(file), 2)
+            llama = LlamaCpp(arguments.libraries, str(file), 1)
             llama.vocabulary = tokenizer.get_vocab_size()
             same = 0
             for prompt in PROMPTS:
@@ -110,7 +111,7 @@ def main():
                 if theirs != mine:
                     print(f"  {prompt!r}\n    llama.cpp {theirs!r}\n    mlx-bun   {mine!r}")
             print(f"{kind}: {count} tensors, {len(differing)} differ {differing[:3] or ''}; {same} of {len(PROMPTS)} continuations equal", flush=True)
-            failed |= bool(differing) or same < len(PROMPTS)
+            failed |= bool(differing) or (kind == "F16" and same < len(PROMPTS))
             file.unlink()
     sys.exit(failed)
 
