@@ -62,8 +62,10 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Token rows and the log-probability of each token after the first.
-fn recorded(path: &Path) -> Result<(Vec<Vec<u32>>, Vec<Vec<f32>>)> {
+/// Token rows, and of each row the log-probability of every token after the first.
+type Recorded = (Vec<Vec<u32>>, Vec<Vec<f32>>);
+
+fn recorded(path: &Path) -> Result<Recorded> {
     let file = SafetensorsFile::open(path)?;
     let array = |wanted: &str| -> Result<Array> {
         let tensor = file.tensors().find(|(name, _)| *name == wanted);
