@@ -37,7 +37,7 @@ fn request(state: &mut u64) -> GenerationRequest {
 
 /// So many requests, sixteen at a time, of which a quarter leaves early.
 fn visit(engine: &Engine, count: usize, state: &mut u64) -> Vec<(GenerationRequest, support::Outcome)> {
-    let requests: Vec<_> = (0..count).map(|_| (request(state), draw(state) % 4 == 0)).collect();
+    let requests: Vec<_> = (0..count).map(|_| (request(state), draw(state).is_multiple_of(4))).collect();
     let mut outcomes = Vec::new();
     for group in requests.chunks(16) {
         let tickets: Vec<_> = group.iter().map(|(request, _)| submit(engine, request.clone())).collect();
