@@ -6,10 +6,10 @@ Without CHECKPOINT a random 4-layer Llama is written to a temporary folder.
 `step` is the wall time a token in the pipelined loop, `host` the time to build a step's graph.
 """
 
+import argparse
 import json
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -63,12 +63,15 @@ def graph(model, steps):
 
 
 def main():
-    arguments = sys.argv[1:]
-    steps = int(arguments[1]) if len(arguments) > 1 else 200
-    rounds = int(arguments[2]) if len(arguments) > 2 else 9
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("checkpoint", nargs="?", type=Path)
+    parser.add_argument("steps", nargs="?", type=int, default=200)
+    parser.add_argument("rounds", nargs="?", type=int, default=9)
+    arguments = parser.parse_args()
+    steps, rounds = arguments.steps, arguments.rounds
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(arguments[0]) if arguments else Path(temporary)
-        if not arguments:
+        folder = arguments.checkpoint or Path(temporary)
+        if not arguments.checkpoint:
             write_checkpoint(folder)
         # with the command, so that both share one build of the engine
         build = ["cargo", "build", "--release", "--quiet", "--package", "mlx-bun", "--package", "mlx-bun-bench"]

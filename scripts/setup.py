@@ -87,7 +87,10 @@ def compiler():
 
 def mlx_c_sources():
     """Where cargo unpacked mlx-sys (it carries mlx-c). Needs no build, only the registry."""
-    command = ["cargo", "metadata", "--format-version", "1", "--locked", "--manifest-path", str(ROOT / "Cargo.toml")]
+    say("fetching the packages from crates.io")
+    command = ["cargo", "metadata", "--quiet", "--format-version", "1", "--locked"]
+    command += ["--manifest-path", str(ROOT / "Cargo.toml")]
+    command += ["--filter-platform", f"{platform.machine()}-unknown-linux-gnu"]
     try:
         answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=ROOT)
     except FileNotFoundError:

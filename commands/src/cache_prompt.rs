@@ -3,15 +3,16 @@
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
+use mlx_bun::generate::prompt_cache;
 use serde_json::Map;
 
 use crate::args::load::{ComputeArgs, SourceArgs};
 use crate::args::prompt::{empty_prompt, read_prompt};
 use crate::engine::{Engine, Event, LoadOptions, Prompt, message};
-use crate::error::Complaint;
 use crate::exit::ExitStatus;
 use crate::generate::MORE;
 use crate::interrupt::Interrupt;
+use crate::output_file;
 use crate::printer::Printer;
 
 const EXAMPLES: &str = "\
@@ -72,27 +73,10 @@ pub fn run(
     for warning in &warnings {
         printer.warning(warning);
     }
-    check_writable(args)?;
+    output_file::check(&args.prompt_cache_file, "prompt cache", prompt_cache::is_prompt_cache)?;
     interrupt.begin();
     let mut engine = load(&options, printer)?;
     save(engine.as_mut(), &prompt(args, text), args, printer, &interrupt)
-}
-
-/// A folder that is not there is better known before an hour of work than after.
-fn check_writable(args: &CachePromptArgs) -> Result<(), Complaint> {
-    let file = &args.prompt_cache_file;
-    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
-    match folder {
-        Some(folder) if !folder.is_dir() => Err(Complaint::failure(format!(
-            "cannot write `{}`: there is no folder `{}`",
-            file.display(),
-            folder.display()
-        ))),
-        _ if file.is_dir() => {
-            Err(Complaint::failure(format!("cannot write `{}`: it is a folder", file.display())))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// As mlx-lm: the user's message is left open, so that `generate` can go on with the question.

@@ -86,6 +86,9 @@ pub fn run(
     let interrupt = Interrupt::install(&printer)?;
     interrupt.begin();
     let mut engine = load(&options, &printer)?;
+    if interrupt.is_set() {
+        return Ok(ExitStatus::Interrupted);
+    }
     let conversation = Conversation {
         engine: engine.as_mut(),
         settings,
@@ -170,7 +173,9 @@ impl Conversation<'_> {
                         if stdout_closed(&error) {
                             return Err(error);
                         }
-                        error::say(&error, "", self.printer);
+                        if !self.interrupt.is_set() {
+                            error::say(&error, "", self.printer);
+                        }
                         if let Some(StreamError::ContextLength { .. }) = error.downcast_ref() {
                             self.printer.hint("/reset forgets the conversation and begins a new one");
                         }

@@ -4,6 +4,8 @@ use std::io::{self, Write};
 
 use signal_hook::low_level;
 
+use crate::compiled;
+
 /// How the program ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExitStatus {
@@ -46,6 +48,7 @@ impl ExitStatus {
     /// Ends the process without running destructors of other libraries: MLX's threads may be at work.
     pub fn leave(self) {
         let _ = io::stdout().flush();
+        compiled::settle(self == Self::Success);
         low_level::exit(i32::from(self.code()));
     }
 

@@ -2,19 +2,23 @@
 
 use std::path::{Path, PathBuf};
 
+use mlx_bun::checkpoint::source::ModelSource;
 use mlx_bun::lora::Adapter;
-use mlx_bun::quantize::{Converted, fuse};
+use mlx_bun::quantize::{Converted, GgufFileType, SourceModel, fuse};
 
 use crate::args::model::ModelArgs;
 use crate::convert::{open, refuse_existing, source_model, written};
 use crate::exit::ExitStatus;
+use crate::gguf_export::{export, model_name};
 use crate::interrupt::Interrupt;
 use crate::printer::Printer;
+use crate::upload::Destination;
 
 const EXAMPLES: &str = "\
 Example:
   mlx-bun fuse --model ./model --adapter-path ./adapters --save-path ./fused
-  mlx-bun fuse --model ./model-4bit --adapter-path ./adapters --save-path ./fused --dequantize";
+  mlx-bun fuse --model ./model-4bit --adapter-path ./adapters --save-path ./fused --dequantize
+  mlx-bun fuse --model ./model --adapter-path ./adapters --save-path ./fused --export-gguf";
 
 /// Less of the adapter than this, or an error larger than [`LARGE_ERROR`], is worth a warning.
 const SMALL_FRACTION: f64 = 0.9;
@@ -45,6 +49,18 @@ pub struct FuseArgs {
     /// Leave the whole model unpacked, so that nothing of the adapter is lost to rounding
     #[arg(long, help_heading = "Quantization")]
     dequantize: bool,
+
+    /// Also write the fused model as a GGUF file of half-precision weights for llama.cpp
+    #[arg(long, help_heading = "Files")]
+    export_gguf: bool,
+
+    /// That file, below --save-path
+    #[arg(long, value_name = "FILE", default_value = "ggml-model-f16.gguf", help_heading = "Files")]
+    gguf_path: PathBuf,
+
+    /// Send the fused model to this repository of the hub, like org/name
+    #[arg(long, value_name = "ID", help_heading = "Files")]
+    upload_repo: Option<String>,
 }
 
 /// Runs the verb.
@@ -55,6 +71,7 @@ pub fn run(args: &FuseArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
     let interrupt = Interrupt::install(printer)?;
     let name = args.model.resolve(None, true)?;
     refuse_existing(&args.save_path)?;
+    let destination = args.upload_repo.as_deref().map(Destination::new).transpose()?;
     let adapter = Adapter::open(&args.adapter_path)?;
     let resolved = source_model(name.as_deref())?;
     let source = open(&resolved, printer)?;
@@ -64,6 +81,18 @@ pub fn run(args: &FuseArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
     })?;
     let Some(fused) = fused else { return Ok(ExitStatus::Interrupted) };
     report(&fused, &args.save_path, printer);
+    if args.export_gguf {
+        // From what was written, so that the file is of the model that was saved.
+        let saved = SourceModel::open(&ModelSource::Snapshot(args.save_path.clone()))?;
+        let name = model_name(repo_id, resolved.source.path());
+        let file = args.save_path.join(&args.gguf_path);
+        if !export(&saved, &file, GgufFileType::F16, &name, printer, &interrupt)? {
+            return Ok(ExitStatus::Interrupted);
+        }
+    }
+    if let Some(destination) = destination {
+        destination.send(&args.save_path, "fuse", printer)?;
+    }
     Ok(ExitStatus::Success)
 }
 

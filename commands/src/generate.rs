@@ -242,7 +242,7 @@ fn answer(
             Ok(reply) => reply,
             Err(error) => {
                 let Some(index) = index else { return Err(error) };
-                if crate::printer::stdout_closed(&error) {
+                if crate::printer::stdout_closed(&error) || interrupt.is_set() {
                     return Err(error);
                 }
                 error::say(&error, &format!("prompt {}: ", index + 1), printer);

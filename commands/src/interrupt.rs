@@ -3,8 +3,8 @@
 use std::io::{self, IsTerminal, Read};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -25,6 +25,14 @@ const STOPPING: u8 = 3;
 /// How long the work may go on after a Ctrl-C before the user is told why.
 const PATIENCE: Duration = Duration::from_millis(300);
 const NOTICE: &str = "stopping after this step; press Ctrl-C again to stop now";
+
+static INSTALLED: OnceLock<Interrupt> = OnceLock::new();
+
+/// Whether the user asked the work to stop, for the end of the program: what failed since then failed because of it.
+/// Ctrl-C goes to the whole group of processes, and MLX reports the death of its compiler as any other error.
+pub fn asked() -> bool {
+    INSTALLED.get().is_some_and(Interrupt::is_set)
+}
 
 /// Whether the user wants the work to stop. Clones share the answer.
 #[derive(Clone, Default)]
@@ -48,6 +56,7 @@ impl Interrupt {
         let (watched, printer) = (interrupt.clone(), printer.clone());
         let watch = move || watched.watch(wakeups, &terminated, || printer.hint(NOTICE));
         std::thread::Builder::new().name("signals".to_owned()).spawn(watch)?;
+        let _ = INSTALLED.set(interrupt.clone());
         Ok(interrupt)
     }
 

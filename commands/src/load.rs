@@ -13,6 +13,7 @@ use mlx_bun::registry::select::select_model;
 use serde_json::Value;
 
 use crate::args::numerics::Numerics;
+use crate::compiled;
 use crate::engine::{Engine, LoadOptions};
 use crate::env;
 use crate::error::Complaint;
@@ -87,8 +88,8 @@ pub fn choose_numerics(numerics: Numerics, printer: &Printer) -> anyhow::Result<
             "no g++ found: activations run unfused, and results may differ from mlx-lm's in the last bit",
         );
     }
-    if available && mlx::default_device() == DeviceKind::Cpu && cfg!(target_os = "linux") {
-        check_compiler_folder(&std::env::temp_dir())?;
+    if available {
+        compiled::claim()?;
     }
     mlx::set_compile(available);
     if numerics.cpu_kernels {
@@ -102,29 +103,6 @@ pub fn choose_numerics(numerics: Numerics, printer: &Printer) -> anyhow::Result<
         cpu_ops::disable();
     }
     Ok(())
-}
-
-/// MLX compiles fused functions into the temporary folder, and says nothing useful when it cannot.
-fn check_compiler_folder(folder: &Path) -> Result<(), Complaint> {
-    let kept = folder.join("mlx").join(mlx::version()).join("cpu");
-    // Only by writing is it known whether one may.
-    let usable = folder.is_dir() && std::fs::create_dir_all(&kept).is_ok() && {
-        let probe = kept.join(format!("mlx-bun-{}", std::process::id()));
-        let written = std::fs::write(&probe, b"").is_ok();
-        let _ = std::fs::remove_file(&probe);
-        written
-    };
-    if usable {
-        return Ok(());
-    }
-    Err(Complaint::failure(format!(
-        "cannot write to the temporary folder `{}`, into which MLX compiles fused functions",
-        folder.display()
-    ))
-    .hint(
-        "set TMPDIR to a folder that exists and can be written, or give `--compiled-activations off` (the last bit \
-         may then differ from mlx-lm's)",
-    ))
 }
 
 /// Checks the flags of the key-value cache against a saved one, which keeps the form it was made in.
@@ -157,23 +135,5 @@ fn check_packing(caches: &[LayerCache], kinds: &[LayerKind], options: &LoadOptio
                 .hint("leave --kv-bits and --kv-quant out"))
         }
         _ => Ok(()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_temporary_folder_that_cannot_be_used_is_known_before_mlx_needs_it() {
-        let folder = tempfile::tempdir().unwrap();
-        assert!(check_compiler_folder(folder.path()).is_ok());
-        let absent = folder.path().join("absent");
-        let error = check_compiler_folder(&absent).unwrap_err();
-        assert!(error.to_string().starts_with("cannot write to the temporary folder `"), "{error}");
-        assert!(!absent.exists());
-        let file = folder.path().join("file");
-        std::fs::write(&file, "").unwrap();
-        assert!(check_compiler_folder(&file).is_err());
     }
 }

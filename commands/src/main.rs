@@ -4,6 +4,7 @@ mod args;
 mod cache_prompt;
 mod chat;
 mod cli;
+mod compiled;
 mod completions;
 mod convert;
 mod engine;
@@ -15,6 +16,7 @@ mod fuse;
 mod gc;
 mod generate;
 mod get;
+mod gguf_export;
 mod goldens;
 mod hub;
 mod interrupt;
@@ -22,6 +24,7 @@ mod load;
 mod ls;
 mod man;
 mod output;
+mod output_file;
 mod perplexity;
 mod printer;
 mod prompt;
@@ -83,10 +86,13 @@ fn run(verb: Verb, printer: Printer) -> anyhow::Result<ExitStatus> {
     }
 }
 
-/// Says what went wrong; nothing at all when only the reader went away.
+/// Says what went wrong; nothing at all when only the reader went away, or the user did not want to wait.
 fn report(error: &anyhow::Error, printer: &Printer) -> ExitStatus {
     if printer::stdout_closed(error) {
         return ExitStatus::Success;
+    }
+    if interrupt::asked() {
+        return ExitStatus::Interrupted;
     }
     error::say(error, "", printer)
 }

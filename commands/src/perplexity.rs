@@ -1,6 +1,7 @@
 //! `mlx-bun perplexity`: how well a model predicts text, and how far it strays from another one.
 
-use std::io::Write;
+use std::fs::File;
+use std::io::{Read as _, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -21,7 +22,10 @@ use crate::exit::ExitStatus;
 use crate::interrupt::Interrupt;
 use crate::load::choose_numerics;
 use crate::output::SCHEMA_VERSION;
+use crate::output_file;
 use crate::printer::Printer;
+
+const CSV_HEADER: &str = "sequence,tokens,loss,perplexity,kl,top1_agreement\n";
 
 const EXAMPLES: &str = "\
 Example:
@@ -93,8 +97,14 @@ pub fn run(args: &PerplexityArgs, printer: &Printer) -> anyhow::Result<ExitStatu
             Complaint::usage(format!("`--num-samples` must be positive, or -1 for all, and is {samples}"))
         })?),
     };
+    if let Some(file) = &args.csv {
+        output_file::check(file, "table of this verb", is_table)?;
+    }
     let rows = read_rows(data_file(&args.data_path)?)?;
-    choose_numerics(args.numerics.resolve(), printer)?;
+    let mut warnings = Vec::new();
+    let numerics = args.numerics.resolve(&mut warnings);
+    warnings.iter().for_each(|warning| printer.warning(warning));
+    choose_numerics(numerics, printer)?;
     let adapter = args.adapter.adapter_path.as_deref().map(Adapter::open).transpose()?;
     let loaded = load(name.as_deref(), adapter, printer)?;
     let baseline = args.baseline.as_deref().map(|name| load(Some(name), None, printer)).transpose()?;
@@ -167,9 +177,16 @@ fn check_ids(sequences: &[Vec<u32>], vocabulary: i32) -> Result<(), Complaint> {
     }
 }
 
+/// Whether a file begins as ours do.
+fn is_table(file: &Path) -> bool {
+    let mut start = vec![0; CSV_HEADER.len()];
+    let read = File::open(file).and_then(|mut file| file.read_exact(&mut start));
+    read.is_ok() && start == CSV_HEADER.as_bytes()
+}
+
 /// A line a sequence.
 fn csv(evaluation: &Evaluation) -> String {
-    let mut text = "sequence,tokens,loss,perplexity,kl,top1_agreement\n".to_owned();
+    let mut text = CSV_HEADER.to_owned();
     for (index, sequence) in evaluation.sequences.iter().enumerate() {
         let mean = |values: &[f32]| Estimate::of(values.iter().map(|value| f64::from(*value))).mean;
         let loss = mean(&sequence.losses);

@@ -200,7 +200,9 @@ impl Printer {
     pub fn progress(&self, label: &'static str, total: u64) -> Progress {
         let Some(bars) = &self.bars else { return Progress(None) };
         let bar = bars.add(ProgressBar::new(total).with_message(label));
-        if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {pos}/{len} ({per_sec})") {
+        if let Ok(style) =
+            ProgressStyle::with_template("{msg} {wide_bar} {pos}/{len} ({per_sec}, {eta} left)")
+        {
             bar.set_style(style);
         }
         Progress(Some(bar))

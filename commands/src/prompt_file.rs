@@ -11,6 +11,8 @@ use crate::engine::Message;
 use crate::error::Complaint;
 use crate::printer::Printer;
 
+/// Some editors begin a file with it.
+const BYTE_ORDER_MARK: char = '\u{feff}';
 /// Wrong lines in one message before it only counts.
 const NAMED: usize = 5;
 
@@ -137,8 +139,13 @@ pub fn read(
         Some("-") => ("standard input".to_owned(), read_stdin(printer, u64::MAX)?),
         _ => {
             let name = path.display().to_string();
-            let text = std::fs::read_to_string(path)
+            let bytes = std::fs::read(path)
                 .map_err(|error| Complaint::failure(format!("cannot read `{name}`: {error}")))?;
+            let text = String::from_utf8(bytes).map_err(|error| {
+                let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+                let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
+                Complaint::usage(format!("{name}:{line}: the text is not UTF-8"))
+            })?;
             (name, text)
         }
     };
@@ -149,6 +156,7 @@ pub fn read(
 /// All lines, or all that are wrong with their numbers.
 fn parse(text: &str, flags: &PerPrompt, continues_cache: bool) -> Result<Vec<Line>, Vec<(usize, String)>> {
     let (mut lines, mut wrong) = (Vec::new(), Vec::new());
+    let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text);
     for (index, text) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         let line = Line::parse(text, flags).and_then(|line| {
             if continues_cache {

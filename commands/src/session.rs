@@ -135,10 +135,15 @@ impl Session {
                 tokenizer.encode(&text, false)?
             }
         };
-        if ids.is_empty() {
-            return Err(empty_prompt().into());
+        match (ids.is_empty(), prompt) {
+            (false, _) => Ok(ids),
+            (true, Prompt::Raw(_)) => Err(empty_prompt().into()),
+            (true, Prompt::Chat { .. }) => {
+                Err(Complaint::failure("the chat template renders nothing of these messages")
+                    .hint("name another with `--chat-template`, or give the prompt as it is with `--raw`")
+                    .into())
+            }
         }
-        Ok(ids)
     }
 
     /// The caches to continue and how many tokens of the prompt they hold. The last conversation is continued by

@@ -1,11 +1,13 @@
 //! `mlx-bun upload`: sends a model's folder to the hub.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use mlx_bun::hub::UploadRequest;
+use mlx_bun::checkpoint::hub_cache::is_repo_id;
+use mlx_bun::hub::{HubClient, HubError, UploadRequest};
 
 use crate::args::size::shown_size;
+use crate::error::Complaint;
 use crate::exit::ExitStatus;
 use crate::generate::MORE;
 use crate::hub::{TransferBar, client, complaint};
@@ -55,6 +57,52 @@ pub struct UploadArgs {
     /// No files that match this pattern; can be given several times
     #[arg(long, value_name = "PATTERN")]
     exclude: Vec<String>,
+}
+
+/// Where a verb sends the model that it makes: known to be possible before the work.
+pub struct Destination {
+    client: HubClient,
+    repo_id: String,
+}
+
+impl Destination {
+    /// For `--upload-repo`.
+    ///
+    /// # Errors
+    /// No token, or an id that is none.
+    pub fn new(repo_id: &str) -> Result<Self, Complaint> {
+        let client = client(true)?;
+        if client.settings().token.is_none() {
+            return Err(complaint(HubError::NoToken));
+        }
+        if !is_repo_id(repo_id) {
+            return Err(Complaint::usage(format!("`--upload-repo {repo_id}` is no id like org/name")));
+        }
+        Ok(Self { client, repo_id: repo_id.to_owned() })
+    }
+
+    /// Sends a folder that `verb` made, and prints the commit's address.
+    ///
+    /// # Errors
+    /// What the hub or the network said; the folder stays.
+    pub fn send(&self, folder: &Path, verb: &str, printer: &Printer) -> anyhow::Result<()> {
+        let request = UploadRequest {
+            folder: folder.to_owned(),
+            repo_id: self.repo_id.clone(),
+            message: Some(format!("Upload with mlx-bun {verb}")),
+            ..UploadRequest::default()
+        };
+        let bar = TransferBar::new(printer, "Sending");
+        let sent = self.client.upload(&request, &bar).map_err(|error| {
+            let (folder, id) = (folder.display(), &self.repo_id);
+            let again =
+                format!("{folder} is whole; send it with mlx-bun upload --path {folder} --upload-repo {id}");
+            complaint(error).hint(again)
+        })?;
+        drop(bar);
+        writeln!(printer.stdout(), "{}", sent.url)?;
+        Ok(())
+    }
 }
 
 /// Runs the verb.

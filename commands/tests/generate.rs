@@ -313,13 +313,14 @@ fn values_that_only_the_model_can_refuse_are_wrong_usage_too() {
 fn l1_without_a_temporary_folder_says_what_to_do() {
     let generate = |arguments: &[&str]| {
         let mut command = on_model("generate", &["--raw", "-q", "-m", "2", "x"]);
-        command.args(arguments).env("TMPDIR", "/nonexistent/tmp").output().unwrap()
+        command.args(arguments).env("TMPDIR", "/dev/null/tmp");
+        command.env("MLX_BUN_CACHE", "/dev/null/cache").output().unwrap()
     };
     let refused = generate(&["--l1"]);
     assert_eq!(refused.status.code(), Some(1));
     let said = text(&refused.stderr);
-    assert!(said.starts_with("error: cannot write to the temporary folder `/nonexistent/tmp`"), "{said}");
-    assert!(said.contains("hint: set TMPDIR to a folder that exists"), "{said}");
+    assert!(said.starts_with("error: MLX compiles fused functions, and neither `"), "{said}");
+    assert!(said.contains("hint: set TMPDIR to a folder that can be written"), "{said}");
     for arguments in [&[][..], &["--l1", "--compiled-activations", "off"]] {
         let output = generate(arguments);
         assert!(output.status.success(), "{:?}: {}", output.status, text(&output.stderr));
@@ -521,4 +522,89 @@ fn an_eos_token_given_to_cache_prompt_holds_for_what_continues_it() {
     let object: Value = serde_json::from_str(&stdout(&mut command)).unwrap();
     assert_eq!(object["finish_reason"], "stop");
     assert!(object["tokens"].as_array().unwrap().len() < 3);
+}
+
+/// Whatever a hand slips to: the weights of the very model, or notes.
+#[test]
+fn cache_prompt_replaces_nothing_but_prompt_caches() {
+    let folder = tempfile::tempdir().unwrap();
+    let weights = folder.path().join("model.safetensors");
+    fs::copy(Path::new(&model("llama-f32")).join("model.safetensors"), &weights).unwrap();
+    let notes = folder.path().join("notes.txt");
+    fs::write(&notes, "precious").unwrap();
+    for file in [&weights, &notes] {
+        let before = fs::read(file).unwrap();
+        let file_name = file.to_str().unwrap();
+        let mut command =
+            on_model("cache-prompt", &["--prompt-cache-file", file_name, "--prompt", "x", "--raw"]);
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        assert!(text(&output.stderr).contains("exists and is no prompt cache"), "{}", text(&output.stderr));
+        assert!(fs::read(file).unwrap() == before);
+    }
+    let cache = folder.path().join("cache.safetensors");
+    for _ in 0..2 {
+        let file = ["--prompt-cache-file", cache.to_str().unwrap(), "--prompt", "x", "--raw"];
+        stdout(&mut on_model("cache-prompt", &file));
+    }
+}
+
+/// `generate --l1`, whose functions MLX compiles into `cache`.
+fn compiling(cache: &Path) -> Command {
+    let mut command = on_model("generate", &["--l1", "--raw", "-q", "-m", "4", "x"]);
+    command.env("MLX_BUN_CACHE", cache).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// The libraries that runs keep for each other.
+fn kept_libraries(cache: &Path) -> usize {
+    let folders = fs::read_dir(cache.join("compiled")).unwrap().map(|entry| entry.unwrap().path());
+    let folders: Vec<_> = folders.collect();
+    assert_eq!(folders.len(), 1, "folders of runs stay behind: {folders:?}");
+    fs::read_dir(&folders[0]).unwrap().count()
+}
+
+#[test]
+fn l1_runs_that_start_together_do_not_disturb_each_other() {
+    let cache = tempfile::tempdir().unwrap();
+    let children: Vec<_> = (0..2).map(|_| compiling(cache.path()).spawn().unwrap()).collect();
+    let outputs: Vec<_> = children.into_iter().map(|child| child.wait_with_output().unwrap()).collect();
+    for output in &outputs {
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        assert_eq!(output.stdout, outputs[0].stdout);
+    }
+    let kept = kept_libraries(cache.path());
+    assert!(kept > 0);
+    // What was kept is used: nothing is compiled any more.
+    assert!(compiling(cache.path()).env("PATH", without_compiling()).output().unwrap().status.success());
+    assert_eq!(kept_libraries(cache.path()), kept);
+}
+
+/// A PATH with a `g++` that answers, and compiles nothing.
+fn without_compiling() -> String {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("no-compiler");
+    fs::create_dir_all(&folder).unwrap();
+    let compiler = folder.join("g++");
+    fs::write(&compiler, "#!/bin/sh\ncase $1 in -dumpversion | --version) exit 0 ;; esac\nexit 1\n").unwrap();
+    fs::set_permissions(&compiler, fs::Permissions::from_mode(0o755)).unwrap();
+    format!("{}:/usr/bin:/bin", folder.display())
+}
+
+/// A terminal sends Ctrl-C to the compiler, too.
+#[test]
+fn ctrl_c_while_mlx_compiles_is_an_interrupt() {
+    use std::os::unix::process::CommandExt;
+    let cache = tempfile::tempdir().unwrap();
+    let child = compiling(cache.path()).process_group(0).spawn().unwrap();
+    let compiled = cache.path().join("compiled");
+    while !fs::read_dir(&compiled).is_ok_and(|entries| entries.count() > 1) {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    std::thread::sleep(std::time::Duration::from_millis(150));
+    let group = format!("-{}", child.id());
+    assert!(Command::new("kill").args(["-INT", "--", &group]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
+    assert_eq!(kept_libraries(cache.path()), 0);
 }

@@ -292,3 +292,55 @@ fn a_folder_is_uploaded() {
     assert_eq!(world.storage.objects()[&sha256(&[7; 5000])], [7; 5000]);
     assert_eq!(world.hub.seen()[0].json()["private"], true);
 }
+
+#[test]
+fn converted_and_fused_models_are_sent_when_they_are_whole() {
+    let world = World::new();
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures");
+    let model = fixtures.join("checkpoints/llama-f32");
+    let adapter = fixtures.join("adapters/lora");
+    let out = |name: &str| world.home.path().join(name).to_str().unwrap().to_owned();
+    let (model, adapter) = (model.to_str().unwrap(), adapter.to_str().unwrap());
+    let (converted, fused) = (out("converted"), out("fused"));
+    let convert = ["convert", model, "--mlx-path", &converted, "-q", "--upload-repo", "me/mine"];
+    let fuse = [
+        "fuse",
+        "--model",
+        model,
+        "--adapter-path",
+        adapter,
+        "--save-path",
+        &fused,
+        "--upload-repo",
+        "me/fused",
+    ];
+    // The token is asked for before the work.
+    for arguments in [&convert[..], &fuse] {
+        assert!(world.refused(1, arguments).starts_with("error: no Hugging Face token is set\n"));
+    }
+    assert!(world.hub.seen().is_empty() && !Path::new(&converted).exists() && !Path::new(&fused).exists());
+
+    for (arguments, folder, verb) in [(&convert[..], &converted, "convert"), (&fuse, &fused, "fuse")] {
+        world.hub.forget();
+        let output = world.command(arguments).env("HF_TOKEN", "hf_x").output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(0), "{stderr}");
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), "https://hub/commit\n");
+        let weights = fs::read(Path::new(folder).join("model.safetensors")).unwrap();
+        assert_eq!(world.storage.objects()[&sha256(&weights)], weights);
+        let seen = world.hub.seen();
+        let commit = seen.iter().find(|seen| seen.path.contains("/commit/")).unwrap();
+        let first = String::from_utf8(commit.body.clone()).unwrap();
+        assert!(first.contains(&format!("Upload with mlx-bun {verb}")), "{first}");
+    }
+
+    // A failed upload keeps the folder and says how to send it.
+    world.hub.always("/api/repos/create", Fault::Status(403, Vec::new()));
+    let kept = out("kept");
+    let arguments = ["convert", model, "--mlx-path", &kept, "--upload-repo", "me/mine"];
+    let output = world.command(&arguments).env("HF_TOKEN", "hf_x").output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains(&format!("mlx-bun upload --path {kept} --upload-repo me/mine")), "{stderr}");
+    assert!(Path::new(&kept).join("model.safetensors").exists());
+}

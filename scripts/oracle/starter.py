@@ -178,8 +178,8 @@ def record(variant):
             ids, values = top_entries(logprobs)
             chosen[step] = ids.tolist()
             golden.keep(f"greedy.{step}.top", values)
-        print(f"\r{variant}: {step + 1}/{STEPS}", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
+        if sys.stderr.isatty():
+            print(f"\r{variant}: {step + 1}/{STEPS}", end="\n" if step + 1 == STEPS else "", file=sys.stderr, flush=True)
     steps = {"tokens": tokens, "dtype": dtype, "logprobs": hashes, "top2_gap": gaps, "top": chosen}
     golden.add({"name": "greedy", "mode": "greedy", "prompt": prompt, "max_tokens": STEPS}, {"steps": steps})
     golden.write()

@@ -113,8 +113,8 @@ impl StoredKvCache {
             self.settle()?;
             let held = self.held();
             for store in &mut self.stores {
-                // A quarter more, so that growing costs little altogether.
-                let larger = new_store(self.shape, end.saturating_add(self.offset / 4))?;
+                // A quarter more, so that growing costs little altogether; memory that is not reached is not used.
+                let larger = new_store(self.shape, end.saturating_add((self.offset / 4).max(STEP)))?;
                 // SAFETY: all steps that write are done; the new store is ours alone.
                 unsafe { larger.copy_from(store, held.clone()) };
                 *store = Arc::new(larger);

@@ -23,7 +23,7 @@ const NAMED: usize = 5;
 pub enum HubCacheError {
     /// The repository was never downloaded.
     #[error(
-        "{repo_id} is not in the Hugging Face cache {}; download it first or name a directory",
+        "{repo_id} is not in the Hugging Face cache {}; get it with `mlx-bun get {repo_id}`, or name a folder",
         shown_path(cache)
     )]
     NotCached {

@@ -13,6 +13,7 @@ pub mod generation_config;
 pub mod gguf;
 pub mod hub_cache;
 pub mod json;
+pub mod json_lines;
 pub mod json_writer;
 pub mod mapping;
 pub mod quantization;

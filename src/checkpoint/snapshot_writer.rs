@@ -104,13 +104,16 @@ impl SnapshotWriter {
         &self.partial
     }
 
-    /// Writes a file.
+    /// Writes a file, in a folder of the directory if `name` says so.
     ///
     /// # Errors
     /// When the disk is full or fails.
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), SnapshotError> {
         let path = self.partial.join(name);
         let write = || {
+            if let Some(folder) = path.parent() {
+                fs::create_dir_all(folder)?;
+            }
             let mut file = File::create(&path)?;
             file.write_all(bytes)?;
             file.sync_all()

@@ -149,6 +149,11 @@ pub fn save(
     Ok(write_safetensors(path, borrowed, &header)?)
 }
 
+/// Whether a file is what [`save`] writes, by its header; one that cannot be read is not.
+pub fn is_prompt_cache(path: &Path) -> bool {
+    SafetensorsFile::open(path).is_ok_and(|file| file.metadata().contains_key("1.0"))
+}
+
 /// Reads caches and the metadata they were saved with.
 pub fn load(path: &Path) -> Result<(Vec<LayerCache>, BTreeMap<String, String>), PromptCacheError> {
     let file = SafetensorsFile::open(path)?;

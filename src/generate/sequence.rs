@@ -235,10 +235,11 @@ pub fn step(model: &dyn Model, rows: &mut [&mut Sequence]) -> Vec<Result<Option<
     }
     let waits = current.iter().any(|(_, row, _)| row.matcher.is_some());
     if !waits {
-        if cpu_ops::enabled() {
+        let stored = |cache: &LayerCache| matches!(cache, LayerCache::Stored(_));
+        if cpu_ops::enabled() && !current.iter().all(|(_, row, _)| row.caches.iter().all(stored)) {
             // A step that still runs holds the caches' buffers; the next would copy them instead of writing in
-            // place, which costs more than waiting once the kernels are fast. An error shows again when a token is
-            // read.
+            // place, which costs more than waiting once the kernels are fast. Stored ones are written in place. An
+            // error shows again when a token is read.
             let _ = mlx::eval(current.iter().map(|(_, _, (token, _))| token));
         }
         let mut next: Vec<_> = current.iter_mut().map(|(_, row, (token, _))| (&mut **row, &*token)).collect();

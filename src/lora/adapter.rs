@@ -61,7 +61,10 @@ pub enum AdapterError {
         module: String,
     },
     /// Tensors that are no part of a LoRA or DoRA adapter.
-    #[error("{}: not part of a LoRA or DoRA adapter of linear modules: {names}", shown_path(path))]
+    #[error(
+        "{}: not part of a LoRA or DoRA adapter of linear modules or embeddings: {names}",
+        shown_path(path)
+    )]
     Foreign {
         /// The file.
         path: PathBuf,
@@ -159,6 +162,29 @@ impl Adapter {
     /// # Errors
     /// When the shapes do not fit.
     pub fn take(&mut self, path: &str, input: i32, output: i32) -> Result<Option<LowRank>, AdapterError> {
+        self.take_for(path, input, output, false)
+    }
+
+    /// [`Adapter::take`] for an embedding of `rows` vectors of `features` numbers.
+    ///
+    /// # Errors
+    /// When the shapes do not fit.
+    pub fn take_embedding(
+        &mut self,
+        path: &str,
+        rows: i32,
+        features: i32,
+    ) -> Result<Option<LowRank>, AdapterError> {
+        self.take_for(path, rows, features, true)
+    }
+
+    fn take_for(
+        &mut self,
+        path: &str,
+        input: i32,
+        output: i32,
+        embedding: bool,
+    ) -> Result<Option<LowRank>, AdapterError> {
         let Some(stored) = self.modules.remove(path) else { return Ok(None) };
         let misfit = || AdapterError::Shape {
             module: path.to_owned(),
@@ -188,11 +214,13 @@ impl Adapter {
             && b.dim(1) == output
             && b.dim(0) == rank
             && rank > 0
-            && magnitude.as_ref().is_none_or(|magnitude| magnitude.dim(0) == output);
+            && magnitude
+                .as_ref()
+                .is_none_or(|magnitude| magnitude.dim(0) == if embedding { input } else { output });
         if !fits {
             return Err(misfit());
         }
-        Ok(Some(LowRank { a, b, scale: self.scaling.of(rank), magnitude }))
+        Ok(Some(LowRank { a, b, scale: self.scaling.of(rank), magnitude, embedding }))
     }
 
     /// Nothing may be left that no module took.
@@ -292,6 +320,8 @@ fn parse(name: &str) -> Option<(&str, Part, bool)> {
         "m" => Some((module, Part::Magnitude, false)),
         "lora_A" => Some((module, Part::A, true)),
         "lora_B" => Some((module, Part::B, true)),
+        "lora_embedding_A" => Some((module, Part::A, true)),
+        "lora_embedding_B" => Some((module, Part::B, true)),
         "lora_magnitude_vector" => Some((module, Part::Magnitude, true)),
         _ => None,
     }

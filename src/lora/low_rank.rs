@@ -5,27 +5,49 @@ use crate::mlx::{Array, Dtype, Result};
 /// `scale * a @ b` beside a weight, and for DoRA the length that each row of the sum gets.
 #[derive(Clone, Debug)]
 pub struct LowRank {
-    /// `[in, rank]`.
+    /// `[in, rank]`; for an embedding `[rows, rank]`.
     pub a: Array,
-    /// `[rank, out]`.
+    /// `[rank, out]`; for an embedding `[rank, features]`.
     pub b: Array,
     /// What the product is multiplied by.
     pub scale: f32,
-    /// DoRA's magnitudes, `[out]`.
+    /// DoRA's magnitudes, one a row of the weight.
     pub magnitude: Option<Array>,
+    /// Whether the weight is an embedding, whose rows are what goes in.
+    pub embedding: bool,
 }
 
 impl LowRank {
-    /// What is added to a module's output for input `x`: `[…, in]` to `[…, out]`, in the type of `x`.
+    /// What is added to a module's output for input `x`: `[…, in]` to `[…, out]`, in the type of `x`. For an embedding,
+    /// that of the head that is tied to it.
     pub fn product(&self, x: &Array) -> Result<Array> {
-        let z = x.matmul(&self.a)?.matmul(&self.b)?;
+        let z = if self.embedding {
+            x.matmul(&self.b.t()?)?.matmul(&self.a.t()?)?
+        } else {
+            x.matmul(&self.a)?.matmul(&self.b)?
+        };
         Array::scalar(self.scale, z.dtype())?.multiply(&z)?.astype(x.dtype())
+    }
+
+    /// What is added to the rows `ids` of an embedding, in the adapter's own type.
+    pub fn rows(&self, ids: &Array) -> Result<Array> {
+        let rows = self.a.take(ids, 0)?;
+        if self.magnitude.is_some() {
+            // mlx-lm's DoRA multiplies before the product, its LoRA after.
+            return Array::scalar(self.scale, rows.dtype())?.multiply(&rows)?.matmul(&self.b);
+        }
+        let z = rows.matmul(&self.b)?;
+        Array::scalar(self.scale, z.dtype())?.multiply(&z)
     }
 
     /// The change of a weight `[out, in]`, in the adapter's own type.
     pub fn delta(&self) -> Result<Array> {
-        let b = self.b.t()?;
-        Array::scalar(self.scale, b.dtype())?.multiply(&b)?.matmul(&self.a.t()?)
+        let scaled = |factor: &Array| Array::scalar(self.scale, factor.dtype())?.multiply(factor);
+        if self.embedding {
+            scaled(&self.a)?.matmul(&self.b)
+        } else {
+            scaled(&self.b.t()?)?.matmul(&self.a.t()?)
+        }
     }
 
     /// The factor of each row, `[out]` float32, that DoRA puts on the adapted `weight`; `None` without magnitudes.
@@ -34,6 +56,13 @@ impl LowRank {
         let adapted = weight.astype(Dtype::Float32)?.add(&self.delta()?.astype(Dtype::Float32)?)?;
         let length = adapted.square()?.sum(1, false)?.sqrt()?;
         Ok(Some(magnitude.astype(Dtype::Float32)?.divide(&length)?))
+    }
+
+    /// The factors of the rows `ids` of an embedding, `[…, 1]`, given those rows with the adapter on them.
+    pub fn rows_factors(&self, ids: &Array, adapted: &Array) -> Result<Option<Array>> {
+        let Some(magnitude) = &self.magnitude else { return Ok(None) };
+        let length = adapted.square()?.sum(-1, false)?.sqrt()?;
+        magnitude.take(ids, 0)?.divide(&length)?.expand_dims(-1).map(Some)
     }
 
     /// The adapted weight, in the type of `weight`.
@@ -62,6 +91,7 @@ mod tests {
             b: array(&[1.0, -0.25], &[1, 2]),
             scale: 2.0,
             magnitude: None,
+            embedding: false,
         };
         let x = array(&[1.0, -1.0, 0.5], &[1, 3]);
         let direct = x.matmul(&weight.t().unwrap()).unwrap().add(&low_rank.product(&x).unwrap()).unwrap();

@@ -8,12 +8,17 @@ use std::rc::Rc;
 use super::adapter::{Adapter, AdapterError};
 use super::low_rank::LowRank;
 
-/// A linear module that adapters may be for.
+/// A module that adapters may be for.
 #[derive(Debug)]
 struct Module {
     path: String,
-    input: i32,
-    output: i32,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Linear { input: i32, output: i32 },
+    Embedding { count: i32, dims: i32 },
 }
 
 /// What one adapter adds to the modules of the model that it was fitted to.
@@ -67,17 +72,26 @@ struct Inner {
     active: AdapterSet,
 }
 
-/// A model's linear modules and the adapters that passes apply now. Clones share both.
+/// A model's modules and the adapters that passes apply now. Clones share both.
 #[derive(Clone, Debug, Default)]
 pub struct Adapters {
     inner: Rc<RefCell<Inner>>,
 }
 
 impl Adapters {
-    /// Notes the module at `path`, which maps `input` features to `output`, and returns its view of what is active.
+    /// Notes the linear module at `path`, which maps `input` features to `output`, and returns its view of what is active.
     pub fn module(&self, path: &str, input: i32, output: i32) -> ModuleAdapters {
+        self.add(path, Kind::Linear { input, output })
+    }
+
+    /// The same for an embedding of `count` vectors of `dims` features.
+    pub fn embedding(&self, path: &str, count: i32, dims: i32) -> ModuleAdapters {
+        self.add(path, Kind::Embedding { count, dims })
+    }
+
+    fn add(&self, path: &str, kind: Kind) -> ModuleAdapters {
         let modules = &mut self.inner.borrow_mut().modules;
-        modules.push(Module { path: path.to_owned(), input, output });
+        modules.push(Module { path: path.to_owned(), kind });
         ModuleAdapters { adapters: self.clone(), index: modules.len() - 1 }
     }
 
@@ -87,8 +101,12 @@ impl Adapters {
     /// A part that has no module here, or does not fit it.
     pub fn fit(&self, mut adapter: Adapter) -> Result<Rc<FittedAdapter>, AdapterError> {
         let mut parts = HashMap::new();
-        for (index, Module { path, input, output }) in self.inner.borrow().modules.iter().enumerate() {
-            if let Some(part) = adapter.take(path, *input, *output)? {
+        for (index, Module { path, kind }) in self.inner.borrow().modules.iter().enumerate() {
+            let part = match *kind {
+                Kind::Linear { input, output } => adapter.take(path, input, output)?,
+                Kind::Embedding { count, dims } => adapter.take_embedding(path, count, dims)?,
+            };
+            if let Some(part) = part {
                 parts.insert(index, part);
             }
         }
@@ -107,7 +125,7 @@ impl Adapters {
     }
 }
 
-/// A linear module's view of its model's adapters.
+/// A module's view of its model's adapters.
 #[derive(Clone, Debug)]
 pub struct ModuleAdapters {
     adapters: Adapters,

@@ -8,6 +8,7 @@
 mod array;
 pub mod autograd;
 mod compile;
+mod compile_folder;
 pub mod composed;
 pub mod cpu_ops;
 mod device;
@@ -17,6 +18,7 @@ mod error;
 pub mod fast;
 mod gather;
 pub mod kernel;
+mod linalg;
 pub mod memory;
 mod ops;
 mod quantized;
@@ -26,6 +28,7 @@ mod tensor;
 
 pub use array::Array;
 pub use compile::{Compiled, compile_available, set_compile};
+pub use compile_folder::CompileFolder;
 pub use device::{DeviceKind, async_eval, default_device, eval, set_default_device, synchronize, version};
 pub use device_info::{DeviceInfo, device_info};
 pub use dtype::Dtype;

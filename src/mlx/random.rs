@@ -59,3 +59,9 @@ pub fn uniform(key: &Array) -> Result<Array> {
         ffi::mlx_random_uniform(out, low.raw, high.raw, [].as_ptr(), 0, dtype, optional(Some(key)), stream)
     })
 }
+
+/// The numbers `0..count` in a random order; `uint32`.
+pub fn permutation(count: i32, key: &Array) -> Result<Array> {
+    // SAFETY: handles are valid for the call.
+    Array::from_op(|out, stream| unsafe { ffi::mlx_random_permutation_arange(out, count, key.raw, stream) })
+}

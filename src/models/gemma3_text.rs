@@ -3,7 +3,6 @@
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::Model;
 use super::activations::clip_residual;
 use super::fused::{BlockDescription, Fused};
 use super::layers::{
@@ -11,6 +10,7 @@ use super::layers::{
 };
 use super::loader::{LoadError, Loader, NormKind, layer_count};
 use super::rope::{Rope, RopeArgs};
+use super::{ConfigError, Model, sliding};
 use crate::cache::LayerKind;
 use crate::mlx::{Array, Dtype, Result};
 
@@ -59,11 +59,11 @@ impl Default for ModelArgs {
 }
 
 impl ModelArgs {
-    fn layer_kind(&self, index: usize) -> LayerKind {
+    fn layer_kind(&self, index: usize) -> std::result::Result<LayerKind, ConfigError> {
         if (index + 1).is_multiple_of(self.sliding_window_pattern.max(1)) {
-            LayerKind::Full
+            Ok(LayerKind::Full)
         } else {
-            LayerKind::Sliding { window: self.sliding_window }
+            sliding(self.sliding_window)
         }
     }
 
@@ -120,7 +120,7 @@ impl TransformerBlock {
             bias: false,
             gate: Gate::GeGlu,
         };
-        let attention = args.attention(args.layer_kind(index))?;
+        let attention = args.attention(args.layer_kind(index)?)?;
         let self_attn = Attention::load(attention, loader, &format!("{path}.self_attn"))?;
         let mlp = GatedMlp::load(mlp, loader, &format!("{path}.mlp"))?;
         let mut norm = |name: &str| loader.norm(&format!("{path}.{name}"), args.hidden_size, args.norm());
@@ -168,7 +168,9 @@ pub fn load(args: &ModelArgs, loader: &mut Loader) -> std::result::Result<Box<dy
             .collect::<std::result::Result<_, _>>()?,
         norm: loader.norm("model.norm", args.hidden_size, args.norm())?,
         head: Head::load(tied, args.hidden_size, args.vocab_size, loader)?,
-        kinds: (0..args.num_hidden_layers).map(|index| args.layer_kind(index)).collect(),
+        kinds: (0..args.num_hidden_layers)
+            .map(|index| args.layer_kind(index))
+            .collect::<std::result::Result<_, _>>()?,
         max_positions: Some(args.max_position_embeddings),
         vocab_size: args.vocab_size,
         head_dim: args.head_dim,

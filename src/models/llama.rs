@@ -7,7 +7,7 @@ use super::fused::Fused;
 use super::layers::{AttentionArgs, Decoder, Gate, GatedMlpArgs, Head, PreNormBlock};
 use super::loader::{LoadError, Loader, NormKind, layer_count};
 use super::rope::{Rope, RopeArgs};
-use super::{ConfigError, Model};
+use super::{ConfigError, Model, sliding};
 use crate::cache::LayerKind;
 
 /// `ModelArgs`.
@@ -83,7 +83,7 @@ impl ModelArgs {
             return Err(ConfigError::new("layer_types", "must name `full_attention` at least once"));
         }
         let kind = |name: &String| match (name.as_str(), self.sliding_window) {
-            ("sliding_attention", Some(window)) => Ok(LayerKind::Sliding { window }),
+            ("sliding_attention", Some(window)) => sliding(window),
             ("sliding_attention", None) => {
                 Err(ConfigError::new("sliding_window", "is needed by `layer_types`"))
             }

@@ -88,7 +88,7 @@ impl<'a> Loader<'a> {
         Self { hollow: true, ..self }
     }
 
-    /// What adapters may be put on: the linear layers that were taken.
+    /// What adapters may be put on: the linear layers and embeddings that were taken.
     pub fn adapters(&self) -> Adapters {
         self.adapters.clone()
     }
@@ -127,7 +127,9 @@ impl<'a> Loader<'a> {
 
     /// An embedding of `count` vectors, quantized if the checkpoint's is.
     pub fn embedding(&mut self, path: &str, count: i32, dims: i32) -> Result<Embedding, LoadError> {
-        Ok(Embedding::new(self.weight(path, count, dims)?).with_dtype(self.compute_dtype))
+        let weight = self.weight(path, count, dims)?;
+        let adapters = self.adapters.embedding(path, count, dims);
+        Ok(Embedding::new(weight).with_dtype(self.compute_dtype).with_adapters(adapters))
     }
 
     /// A norm over `dims` features.

@@ -9,6 +9,7 @@ mod gemma3_text;
 pub mod layers;
 mod llama;
 pub mod loader;
+pub mod pieces;
 mod qwen2;
 mod qwen3;
 pub mod rope;
@@ -42,6 +43,11 @@ pub trait Model {
     /// # Errors
     /// As [`forward`](Self::forward).
     fn hidden(&self, inputs: &Array, cache: Option<&mut [LayerCache]>) -> Result<Array>;
+
+    /// What it consists of, if its layers can be told apart: for those who run or change parts of it.
+    fn pieces(&self) -> Option<pieces::Pieces> {
+        None
+    }
 
     /// What each layer attends to, in order.
     fn layer_kinds(&self) -> &[LayerKind];
@@ -80,6 +86,14 @@ impl ConfigError {
 impl From<crate::mlx::Error> for ConfigError {
     fn from(error: crate::mlx::Error) -> Self {
         Self::new("rope_scaling", format!("does not work out: {error}"))
+    }
+}
+
+/// A layer that slides over `sliding_window` positions.
+fn sliding(window: i32) -> std::result::Result<LayerKind, ConfigError> {
+    match window {
+        1.. => Ok(LayerKind::Sliding { window }),
+        _ => Err(ConfigError::new("sliding_window", format!("is {window}, and must be at least 1"))),
     }
 }
 

@@ -100,12 +100,19 @@ pub fn rope_type(scaling: Option<&Map<String, Value>>) -> &str {
     named("type").or_else(|| named("rope_type")).unwrap_or("default")
 }
 
+/// Far more than any model has. Angles are made for each before a tensor's shape could contradict.
+const MOST_DIMS: i32 = 1 << 14;
+
 impl Rope {
     /// Builds the variant that `args.scaling` names.
     ///
     /// # Errors
-    /// An unknown variant, or one whose parameters are missing; the message names them.
+    /// An unknown variant, one whose parameters are missing (the message names them), or an absurd width.
     pub fn new(args: &RopeArgs) -> std::result::Result<Self, ConfigError> {
+        if !(1..=MOST_DIMS).contains(&args.dims) {
+            let text = format!("is {}, and heads have 1 to {MOST_DIMS} features", args.dims);
+            return Err(ConfigError::new("head_dim", text));
+        }
         let empty = Map::new();
         let scaling = Scaling(args.scaling.unwrap_or(&empty));
         let kind = match rope_type(args.scaling) {

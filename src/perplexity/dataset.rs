@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 
 use super::numpy_random::RandomState;
-use crate::checkpoint::error::{shown_message, shown_path};
+use crate::checkpoint::error::shown_path;
+use crate::checkpoint::json_lines::{JsonLinesError, TextOrRows, read_text_or_rows};
 use crate::tokenizer::chat_template::{
     ChatTemplates, RenderRequest, TemplateError, flatten_text_content, parse_tool_arguments,
 };
@@ -14,24 +15,9 @@ use crate::tokenizer::{Tokenizer, TokenizerError};
 /// Why a file gives no rows.
 #[derive(Debug, thiserror::Error)]
 pub enum DatasetError {
-    /// The file system.
-    #[error("cannot read {}: {cause}", shown_path(path))]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        cause: std::io::Error,
-    },
-    /// A line that is no row.
-    #[error("{}, line {line}: {problem}", shown_path(path))]
-    Line {
-        /// The file.
-        path: PathBuf,
-        /// Its line, from 1.
-        line: usize,
-        /// What is wrong.
-        problem: String,
-    },
+    /// The file.
+    #[error(transparent)]
+    File(#[from] JsonLinesError),
     /// Nothing in it.
     #[error("{} has no rows", shown_path(path))]
     Empty {
@@ -77,17 +63,11 @@ pub enum Row {
 /// # Errors
 /// Names the file and the line.
 pub fn read_rows(path: &Path) -> Result<Vec<Row>, DatasetError> {
-    let text =
-        std::fs::read_to_string(path).map_err(|cause| DatasetError::Read { path: path.to_owned(), cause })?;
-    let json_lines = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("jsonl"));
-    let rows = match json_lines {
-        true => read_lines(&text).map_err(|(line, problem)| DatasetError::Line {
-            path: path.to_owned(),
-            line,
-            problem,
-        })?,
-        false if text.is_empty() => Vec::new(),
-        false => vec![Row::Text(text)],
+    let mut kind = None;
+    let rows = match read_text_or_rows(path, |row| read_row(&row, &mut kind).map(Some))? {
+        TextOrRows::Rows(rows) => rows,
+        TextOrRows::Text(text) if text.is_empty() => Vec::new(),
+        TextOrRows::Text(text) => vec![Row::Text(text)],
     };
     if rows.is_empty() { Err(DatasetError::Empty { path: path.to_owned() }) } else { Ok(rows) }
 }
@@ -100,22 +80,16 @@ enum Kind {
     Text,
 }
 
-fn read_lines(text: &str) -> Result<Vec<Row>, (usize, String)> {
-    let mut rows = Vec::new();
-    let mut kind = None;
-    for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-        let at = |problem: String| (index + 1, problem);
-        let row: Map<String, Value> =
-            serde_json::from_str(line).map_err(|error| at(shown_message(&error.to_string())))?;
-        let known = match kind {
-            Some(kind) => kind,
-            None => *kind.insert(kind_of(&row).ok_or_else(|| {
-                at("the row has neither `text`, nor `messages`, nor `prompt` and `completion`".to_owned())
-            })?),
-        };
-        rows.push(row_of(&row, known).map_err(at)?);
-    }
-    Ok(rows)
+/// One row; the first decides what all are.
+fn read_row(row: &Value, kind: &mut Option<Kind>) -> Result<Row, String> {
+    let row = row.as_object().ok_or("the row is not an object")?;
+    let known = match kind {
+        Some(kind) => *kind,
+        None => *kind.insert(kind_of(row).ok_or_else(|| {
+            "the row has neither `text`, nor `messages`, nor `prompt` and `completion`".to_owned()
+        })?),
+    };
+    row_of(row, known)
 }
 
 fn kind_of(row: &Map<String, Value>) -> Option<Kind> {
@@ -230,6 +204,10 @@ mod tests {
 
     #[test]
     fn the_first_row_decides_what_rows_are() {
+        let read_lines = |text: &str| {
+            let mut kind = None;
+            crate::checkpoint::json_lines::rows(text, |row| read_row(&row, &mut kind).map(Some))
+        };
         let rows = read_lines("{\"prompt\": \"a\", \"completion\": \"b\", \"text\": \"c\"}\n\n").unwrap();
         assert!(matches!(&rows[..], [Row::Chat { messages, tools: None }] if messages[1]["content"] == "b"));
         let (line, problem) = read_lines("{\"text\": \"a\"}\n{\"messages\": []}").unwrap_err();

@@ -1,10 +1,10 @@
 //! Token sequences that a sensitivity sweep looks at.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::Value;
 
-use crate::checkpoint::error::{shown_message, shown_path};
+use crate::checkpoint::json_lines::{JsonLinesError, TextOrRows, read_text_or_rows};
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
 /// A little of everything: prose, code, chat, numbers, law, data.
@@ -16,23 +16,8 @@ const SEED: u32 = 42;
 #[derive(Debug, thiserror::Error)]
 pub enum CalibrationError {
     /// The file.
-    #[error("cannot read the calibration text {}: {cause}", shown_path(path))]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        cause: std::io::Error,
-    },
-    /// A line that is not JSON.
-    #[error("{}, line {line}: {problem}", shown_path(path))]
-    Line {
-        /// The file.
-        path: PathBuf,
-        /// Its line, from 1.
-        line: usize,
-        /// What is wrong.
-        problem: String,
-    },
+    #[error(transparent)]
+    File(#[from] JsonLinesError),
     /// Not enough text.
     #[error(
         "the calibration text has {tokens} tokens, and one sequence takes more than {length}; give a longer one"
@@ -54,21 +39,10 @@ pub enum CalibrationError {
 /// Names the file and the line.
 pub fn samples(file: Option<&Path>) -> Result<Vec<String>, CalibrationError> {
     let Some(path) = file else { return Ok(BUILT_IN.split("\n\n").map(str::to_owned).collect()) };
-    let text = std::fs::read_to_string(path)
-        .map_err(|cause| CalibrationError::Read { path: path.to_owned(), cause })?;
-    if path.extension().is_none_or(|extension| !extension.eq_ignore_ascii_case("jsonl")) {
-        return Ok(vec![text]);
-    }
-    let mut samples = Vec::new();
-    for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-        let row: Value = serde_json::from_str(line).map_err(|error| CalibrationError::Line {
-            path: path.to_owned(),
-            line: index + 1,
-            problem: shown_message(&error.to_string()),
-        })?;
-        samples.extend(sample(&row));
-    }
-    Ok(samples)
+    Ok(match read_text_or_rows(path, |row| Ok(sample(&row)))? {
+        TextOrRows::Text(text) => vec![text],
+        TextOrRows::Rows(samples) => samples,
+    })
 }
 
 /// Messages win over text.

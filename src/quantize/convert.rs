@@ -141,6 +141,16 @@ impl SourceModel {
     }
 }
 
+/// How large a conversion would be: bytes of its tensors, and the numbers they stand for. Reads no weights.
+///
+/// # Errors
+/// As [`convert`], as far as that shows without weights.
+pub fn planned_size(source: &SourceModel, options: &ConvertOptions) -> Result<(u64, u64), ConvertError> {
+    let plan = Plan::new(source, None, source.default_dtype(), options)?;
+    let bytes = plan.specs().iter().map(|spec| spec.bytes() as u64).fold(0, u64::saturating_add);
+    Ok((bytes, plan.report.parameters))
+}
+
 /// Writes a converted model to `target`, which must not exist. `repo_id` is where the source came from.
 ///
 /// # Errors
@@ -152,7 +162,21 @@ pub fn convert(
     repo_id: Option<&str>,
     on_progress: OnProgress,
 ) -> Result<Converted, ConvertError> {
-    write_model(source, None, target, options, repo_id, on_progress)
+    write_model(source, (None, source.default_dtype()), target, options, repo_id, on_progress)
+}
+
+/// Writes a model that a method has reworked: every tensor as it is, in the type that it has.
+///
+/// # Errors
+/// As [`convert`].
+pub fn write_as_is(
+    source: &SourceModel,
+    target: &Path,
+    repo_id: Option<&str>,
+    on_progress: OnProgress,
+) -> Result<Converted, ConvertError> {
+    let options = ConvertOptions { dtype: None, action: Action::Keep, kv_config: None };
+    write_model(source, (None, None), target, &options, repo_id, on_progress)
 }
 
 /// Writes the model with an adapter fused into its weights (mlx-lm `fuse.py`): modules that the adapter does not
@@ -170,19 +194,20 @@ pub fn fuse(
 ) -> Result<Converted, ConvertError> {
     let action = if dequantize { Action::Dequantize } else { Action::Keep };
     let options = ConvertOptions { dtype: None, action, kv_config: None };
-    write_model(source, Some(adapter), target, &options, repo_id, on_progress)
+    // Fusing leaves types alone.
+    write_model(source, (Some(adapter), None), target, &options, repo_id, on_progress)
 }
 
 fn write_model(
     source: &SourceModel,
-    adapter: Option<Adapter>,
+    (adapter, configured): (Option<Adapter>, Option<FloatType>),
     target: &Path,
     options: &ConvertOptions,
     repo_id: Option<&str>,
     on_progress: OnProgress,
 ) -> Result<Converted, ConvertError> {
     let writer = SnapshotWriter::create(target)?;
-    let plan = Plan::new(source, adapter, options)?;
+    let plan = Plan::new(source, adapter, configured, options)?;
     let converted = plan.write(&writer, on_progress)?;
     writer.write_json("config.json", &saved_config(plan.config))?;
     source.copy_files(&writer, repo_id)?;
@@ -230,6 +255,7 @@ impl<'a> Plan<'a> {
     fn new(
         source: &'a SourceModel,
         adapter: Option<Adapter>,
+        configured: Option<FloatType>,
         options: &'a ConvertOptions,
     ) -> Result<Self, ConvertError> {
         let mut config = source.config.clone();
@@ -261,8 +287,6 @@ impl<'a> Plan<'a> {
             fused: 0,
             kept: Kept::default(),
         };
-        // Fusing leaves types alone.
-        let configured = if adapter.is_some() { None } else { source.default_dtype() };
         let mut planner = Planner {
             asked: options.dtype,
             dtype: options.dtype.or(configured).or(fallback),
@@ -388,7 +412,13 @@ impl<'a> Planner<'a> {
     ) -> Result<(Dense<'a>, bool), ConvertError> {
         let (Some(adapter), &[output, input]) = (&mut self.adapter, shape) else { return Ok((dense, false)) };
         let size = |size: usize| i32::try_from(size).unwrap_or(i32::MAX);
-        Ok(match adapter.take(path, size(input), size(output))? {
+        // Where the family has its embedding; all others map a row's length to the number of rows.
+        let embedding = path.rsplit('.').next() == Some("embed_tokens");
+        let low_rank = match embedding {
+            true => adapter.take_embedding(path, size(output), size(input))?,
+            false => adapter.take(path, size(input), size(output))?,
+        };
+        Ok(match low_rank {
             None => (dense, false),
             Some(low_rank) => {
                 self.plan.report.fused += 1;

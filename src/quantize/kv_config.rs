@@ -6,11 +6,13 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::sensitivity::{SweepError, batch, mean_divergence};
+use super::sensitivity::{SweepError, SweepOptions, batch, mean_divergence};
 use super::source::SourceModel;
+use super::sweep_results::SweepResults;
 use crate::cache::{LayerCache, LayerKind, make_prompt_cache, maybe_quantize};
 use crate::mlx::{Array, Dtype, Result};
 use crate::models::Model;
@@ -32,38 +34,56 @@ pub struct KvLayer {
 }
 
 /// Measures every layer of full attention and gives each its bits, so that their mean is at least `target` (4 to 8).
-/// `on_progress` hears layers done and in all.
+/// Results are kept in `file` as they come, and what it has of the same sweep is not computed again; `model` names the
+/// weights there. `on_progress` hears layers done and in all.
 ///
 /// # Errors
-/// When the model cannot be run, has no cache that can be packed, or the caller wants to stop.
+/// When the model cannot be run, has no cache that can be packed, the file cannot be written, or the caller wants to
+/// stop.
 pub fn kv_config(
     source: &SourceModel,
     sequences: &[Vec<u32>],
     target: f64,
+    file: &Path,
+    model: &str,
     on_progress: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
 ) -> std::result::Result<Vec<KvLayer>, SweepError> {
-    let model = source.load(None)?;
-    let head = u32::try_from(model.head_dim()).unwrap_or(0);
+    let network = source.load()?;
+    let head = u32::try_from(network.head_dim()).unwrap_or(0);
     let group_size = GROUP_SIZES.into_iter().find(|size| head > 0 && head.is_multiple_of(*size));
-    let kinds = model.layer_kinds().iter().enumerate();
+    let kinds = network.layer_kinds().iter().enumerate();
     let layers: Vec<usize> =
         kinds.filter(|(_, kind)| matches!(kind, LayerKind::Full)).map(|(layer, _)| layer).collect();
     let Some(group_size) = group_size.filter(|_| !layers.is_empty()) else {
         return Err(SweepError::NoCaches);
     };
+    let options = SweepOptions { candidates: WIDTHS.to_vec(), group_size, sequences: sequences.to_vec() };
+    let mut results = SweepResults::open(file, model, &options);
     let batch = batch(sequences)?;
-    let reference = logits(&*model, &batch, None)?;
+    let mut reference = None;
     let mut divergences = BTreeMap::new();
     for (done, &layer) in layers.iter().enumerate() {
         if on_progress(done, layers.len()).is_break() {
             return Err(SweepError::Interrupted);
         }
-        let mut of_layer = [0.0; WIDTHS.len()];
-        for (divergence, bits) in of_layer.iter_mut().zip(WIDTHS) {
-            let packed = logits(&*model, &batch, Some((layer, bits, group_size)))?;
-            *divergence = mean_divergence(&reference, &packed)?;
+        let name = layer.to_string();
+        if results.get(&name).is_none() {
+            let reference = match &reference {
+                Some(reference) => reference,
+                None => reference.insert(logits(&*network, &batch, None)?),
+            };
+            let mut of_layer = BTreeMap::new();
+            for bits in WIDTHS {
+                let packed = logits(&*network, &batch, Some((layer, bits, group_size)))?;
+                of_layer.insert(bits, mean_divergence(reference, &packed)?);
+            }
+            results.put(&name, of_layer)?;
         }
-        divergences.insert(layer, of_layer);
+        let known = results.get(&name);
+        divergences.insert(
+            layer,
+            WIDTHS.map(|bits| known.and_then(|known| known.get(&bits)).copied().unwrap_or(0.0)),
+        );
     }
     let _ = on_progress(layers.len(), layers.len());
     let bits = share_out(&divergences, target);

@@ -13,16 +13,18 @@ use serde::{Deserialize, Serialize};
 use super::allocator::Sensitivity;
 use super::convert::ConvertError;
 use super::numbers::FloatType;
-use super::source::SourceModel;
+use super::source::{SourceModel, block_index};
 use super::step::Dense;
+use super::sweep_results::SweepResults;
 use super::unpack::fake_quantize;
-use crate::checkpoint::atomic_file::{AtomicFileError, write_bytes_atomically};
+use crate::checkpoint::atomic_file::AtomicFileError;
 use crate::checkpoint::tensor::TensorData;
 use crate::checkpoint::{QuantMode, QuantParams, Taken, Tensor, WeightTensors};
 use crate::mlx::cpu::Pool;
-use crate::mlx::{self, Array, Dtype};
-use crate::models::Model;
+use crate::mlx::{self, Array, Dtype, eval};
+use crate::models::layers::Weight;
 use crate::models::loader::LoadError;
+use crate::models::pieces::Pieces;
 use crate::perplexity::divergence;
 
 /// Names of the modules that are probed, those that adapters usually go to; all others keep the default bits.
@@ -68,32 +70,6 @@ pub struct SweepOptions {
     pub sequences: Vec<Vec<u32>>,
 }
 
-/// Results as they are kept between runs.
-#[derive(Debug, Default, Serialize, Deserialize)]
-struct Stored {
-    /// What they hold for.
-    model: String,
-    options: Option<SweepOptions>,
-    modules: BTreeMap<String, BTreeMap<u8, f64>>,
-}
-
-impl Stored {
-    /// The file's results, if they are of the same sweep.
-    fn read(file: &Path, model: &str, options: &SweepOptions) -> Self {
-        let stored: Option<Self> =
-            std::fs::read(file).ok().and_then(|text| serde_json::from_slice(&text).ok());
-        let same = |stored: &Self| stored.model == model && stored.options.as_ref() == Some(options);
-        let fresh = || Self { model: model.to_owned(), options: Some(options.clone()), ..Self::default() };
-        stored.filter(same).unwrap_or_else(fresh)
-    }
-
-    fn write(&self, file: &Path) -> Result<(), AtomicFileError> {
-        let text = serde_json::to_vec(self)
-            .map_err(|error| AtomicFileError { path: file.to_owned(), cause: error.into() })?;
-        write_bytes_atomically(file, &text)
-    }
-}
-
 /// Probes every module. Results are kept in `file` as they come, and what it has of the same sweep is not computed
 /// again; `model` names the weights there. `on_progress` hears modules done and in all.
 ///
@@ -107,20 +83,20 @@ pub fn sweep(
     on_progress: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
 ) -> Result<Vec<Sensitivity>, SweepError> {
     let probed = probed(source, options.group_size)?;
-    let mut stored = Stored::read(file, model, options);
+    let mut results = SweepResults::open(file, model, options);
     let pool = Pool::new(mlx::cpu::pool::default_threads()).map_err(ConvertError::from)?;
     let batch = batch(&options.sequences)?;
-    let mut reference = None;
+    let mut prober = None;
     let mut sensitivities = Vec::new();
     for (done, (path, weight)) in probed.iter().enumerate() {
         if on_progress(done, probed.len()).is_break() {
             return Err(SweepError::Interrupted);
         }
         let shape = weight.shape();
-        if !stored.modules.contains_key(*path) {
-            let reference = match &reference {
-                Some(reference) => reference,
-                None => reference.insert(logits(&*source.load(None)?, &batch)?),
+        if results.get(path).is_none() {
+            let prober = match &prober {
+                Some(prober) => prober,
+                None => prober.insert(Prober::new(source, &batch)?),
             };
             let mut divergences = BTreeMap::new();
             for &bits in &options.candidates {
@@ -129,20 +105,70 @@ pub fn sweep(
                 let numbers = fake_quantize(&weight.numbers(path, kind)?, kind, &shape, params, &pool)?;
                 let data = TensorData::Owned(Arc::new(numbers));
                 let rounded = Tensor { dtype: kind.element(), shape: shape.clone(), data };
-                let logits = logits(&*source.load(Some((path, rounded)))?, &batch)?;
-                divergences.insert(bits, mean_divergence(reference, &logits)?);
+                divergences.insert(bits, prober.divergence(path, Array::from_tensor(&rounded)?)?);
             }
-            stored.modules.insert((*path).to_owned(), divergences);
-            stored.write(file)?;
+            results.put(path, divergences)?;
         }
         sensitivities.push(Sensitivity {
             module: (*path).to_owned(),
-            divergences: stored.modules.get(*path).cloned().unwrap_or_default(),
+            divergences: results.get(path).cloned().unwrap_or_default(),
             parameters: shape.iter().map(|&size| size as u64).product(),
         });
     }
     let _ = on_progress(probed.len(), probed.len());
     Ok(sensitivities)
+}
+
+/// The untouched model on the sequences. Layers before the one that is probed are not computed again.
+struct Prober {
+    pieces: Pieces,
+    /// What each layer takes.
+    hidden: Vec<Array>,
+    /// Log-probabilities and probabilities of the predictions.
+    reference: (Array, Array),
+}
+
+impl Prober {
+    fn new(source: &SourceModel, batch: &Array) -> Result<Self, SweepError> {
+        let pieces = source.load()?.pieces().ok_or(SweepError::NoModules)?;
+        let mut h = pieces.embed(batch)?;
+        let mut hidden = Vec::new();
+        for (index, block) in pieces.blocks.iter().enumerate() {
+            let next = block.forward(&h, &pieces.mask(index, &h)?)?;
+            eval([&h, &next])?;
+            hidden.push(std::mem::replace(&mut h, next));
+        }
+        let logits = pieces.logits(&h)?.astype(Dtype::Float32)?;
+        let log = logits.subtract(&logits.logsumexp(-1, true)?)?;
+        let reference = (log.clone(), log.exp()?);
+        eval([&reference.0, &reference.1])?;
+        Ok(Self { pieces, hidden, reference })
+    }
+
+    /// Mean KL divergence of the predictions with this weight in one module from those without.
+    fn divergence(&self, path: &str, weight: Array) -> mlx::Result<f64> {
+        let changed = block_index(path).unwrap_or(0);
+        let mut h = match self.hidden.get(changed) {
+            Some(h) => h.clone(),
+            None => return Ok(0.0),
+        };
+        let mut weight = Some(Weight::dense(weight)?);
+        for (index, block) in self.pieces.blocks.iter().enumerate().skip(changed) {
+            let mut block = block.clone();
+            if let Some(weight) = weight.take() {
+                for (name, linear) in block.linears() {
+                    if path.ends_with(name) {
+                        *linear = linear.clone().with_weight(weight.clone());
+                    }
+                }
+            }
+            h = block.forward(&h, &self.pieces.mask(index, &h)?)?;
+        }
+        let logits = self.pieces.logits(&h)?.astype(Dtype::Float32)?;
+        let log = logits.subtract(&logits.logsumexp(-1, true)?)?;
+        let (reference, probabilities) = &self.reference;
+        mean(&probabilities.multiply(&reference.subtract(&log)?)?.sum(-1, false)?)
+    }
 }
 
 fn probed(source: &SourceModel, group_size: u32) -> Result<Vec<(&str, Dense<'_>)>, SweepError> {
@@ -171,13 +197,11 @@ pub(super) fn batch(sequences: &[Vec<u32>]) -> mlx::Result<Array> {
     Array::from_slice(&sequences.concat(), &[sequences.len() as i32, length as i32])
 }
 
-fn logits(model: &dyn Model, batch: &Array) -> mlx::Result<Array> {
-    let logits = model.forward(batch, None)?.astype(Dtype::Float32)?;
-    logits.eval()?;
-    Ok(logits)
+pub(super) fn mean_divergence(reference: &Array, logits: &Array) -> mlx::Result<f64> {
+    mean(&divergence(reference, logits)?)
 }
 
-pub(super) fn mean_divergence(reference: &Array, logits: &Array) -> mlx::Result<f64> {
-    let values = divergence(reference, logits)?.to_f32_vec()?;
+fn mean(values: &Array) -> mlx::Result<f64> {
+    let values = values.to_f32_vec()?;
     Ok(values.iter().map(|value| f64::from(*value)).sum::<f64>() / values.len().max(1) as f64)
 }

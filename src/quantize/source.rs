@@ -7,11 +7,12 @@ use serde_json::{Map, Value, json};
 use crate::checkpoint::gguf;
 use crate::checkpoint::snapshot_writer::{SnapshotError, SnapshotWriter};
 use crate::checkpoint::source::ModelSource;
-use crate::checkpoint::{Checkpoint, Config, QuantParams, Quantization, Taken, Tensor, TensorSource};
+use crate::checkpoint::{Checkpoint, Config, QuantParams, Quantization, Taken, TensorSource};
 use crate::load::LoadModelError;
 use crate::mlx::Dtype;
 use crate::models::loader::LoadError;
 use crate::models::{self, Model};
+use crate::tokenizer::chat_template::ChatTemplates;
 use crate::tokenizer::{Tokenizer, TokenizerError, TokenizerParts};
 
 /// A model to convert, its weights mapped.
@@ -52,6 +53,8 @@ const COPIED_NAMES: [&str; 9] = [
     "generation_config.json",
 ];
 const COPIED_ENDINGS: [&str; 4] = [".jinja", ".model", ".tiktoken", ".py"];
+/// A chat template in a file of its own.
+const TEMPLATE_NAME: &str = "chat_template.jinja";
 /// Bits of each layer's key-value cache, where a model comes with them.
 pub const KV_CONFIG_NAME: &str = "kv_config.json";
 
@@ -104,20 +107,19 @@ impl SourceModel {
         Ok(Self { config: gguf.config, tensors, files, network })
     }
 
-    /// The network, with another plain weight for the module that is named.
+    /// The network.
     ///
     /// # Errors
-    /// When the weight does not fit.
-    pub(super) fn load(&self, replaced: Option<(&str, Tensor)>) -> Result<Box<dyn Model>, LoadError> {
+    /// When the config cannot be used.
+    pub(super) fn load(&self) -> Result<Box<dyn Model>, LoadError> {
         let (config, tensors) = &self.network;
-        let mut tensors = tensors.clone();
-        if let Some((path, weight)) = replaced {
-            tensors.remove(&format!("{path}.scales"));
-            tensors.remove(&format!("{path}.biases"));
-            tensors.insert(format!("{path}.weight"), weight);
-        }
         let compute = self.is_gguf().then_some(Dtype::Float32);
-        models::load(config, tensors, compute)
+        models::load(config, tensors.clone(), compute)
+    }
+
+    /// The config that the network is built from.
+    pub(super) fn network_config(&self) -> &Config {
+        &self.network.0
     }
 
     /// The model's tokenizer.
@@ -133,6 +135,21 @@ impl SourceModel {
                 special_tokens_map: None,
             }),
         }
+    }
+
+    /// The model's chat templates; empty if it ships none.
+    ///
+    /// # Errors
+    /// When its files are broken.
+    pub fn chat_templates(&self) -> Result<ChatTemplates, LoadModelError> {
+        Ok(match &self.files {
+            SourceFiles::Snapshot(directory) => {
+                ChatTemplates::from_directory(directory, self.tokenizer()?.config())?
+            }
+            SourceFiles::Gguf { tokenizer_config, .. } => ChatTemplates::from_config_value(
+                tokenizer_config.get("chat_template").unwrap_or(&Value::Null),
+            )?,
+        })
     }
 
     /// Whether the weights come from a GGUF file.
@@ -178,6 +195,9 @@ impl SourceModel {
                 }
                 files.sort();
                 files.iter().try_for_each(|file| writer.copy(file))?;
+                if !directory.join(TEMPLATE_NAME).exists() {
+                    self.write_templates(writer)?;
+                }
             }
             SourceFiles::Gguf { tokenizer_json, tokenizer_config } => {
                 writer.write("tokenizer.json", tokenizer_json)?;
@@ -188,9 +208,33 @@ impl SourceModel {
                     .filter_map(|name| Some((name.to_owned(), self.config.get(name)?.clone())))
                     .collect();
                 writer.write_json("generation_config.json", &ids)?;
+                self.write_templates(writer)?;
             }
         }
         writer.write("README.md", model_card(repo_id).as_bytes())
+    }
+}
+
+impl SourceModel {
+    /// Chat templates in files of their own, where transformers writes them; those of the tokenizer's config stay there
+    /// as well.
+    fn write_templates(&self, writer: &SnapshotWriter) -> Result<(), SnapshotError> {
+        // A template that cannot be read is copied with its file and complained about when it is used.
+        let Ok(templates) = self.chat_templates() else { return Ok(()) };
+        let is_safe = |name: &str| {
+            !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
+        };
+        if !templates.names().iter().all(|name| is_safe(name)) {
+            return Ok(());
+        }
+        for name in templates.names() {
+            let Ok(text) = templates.source(Some(name), false) else { continue };
+            match name {
+                "default" => writer.write(TEMPLATE_NAME, text.as_bytes())?,
+                name => writer.write(&format!("additional_chat_templates/{name}.jinja"), text.as_bytes())?,
+            }
+        }
+        Ok(())
     }
 }
 

@@ -9,7 +9,7 @@ use super::pack::quantize;
 use super::unpack::{dequantize, fake_quantize};
 use crate::checkpoint::snapshot_writer::TensorSpec;
 use crate::checkpoint::tensor::TensorData;
-use crate::checkpoint::{ElementType, QuantParams, Tensor};
+use crate::checkpoint::{ElementType, QuantParams, Tensor, WeightTensors};
 use crate::lora::LowRank;
 use crate::mlx::Array;
 use crate::mlx::cpu::Pool;
@@ -143,7 +143,24 @@ impl Step<'_> {
     }
 }
 
+impl<'a> Dense<'a> {
+    /// A weight as it is stored; what is packed is unpacked with scales cast to `via`.
+    pub(super) fn of(tensors: &'a WeightTensors, via: FloatType) -> Self {
+        match tensors {
+            WeightTensors::Dense(weight) => Self::Stored(weight),
+            WeightTensors::Quantized { weight, scales, biases, params } => {
+                Self::Packed { weight, scales, biases: biases.as_ref(), params: *params, via }
+            }
+        }
+    }
+}
+
 impl Dense<'_> {
+    /// The numbers in single precision.
+    pub(super) fn floats(&self, path: &str) -> Result<Vec<f32>, ConvertError> {
+        Ok(FloatType::Float32.decode(&self.numbers(path, FloatType::Float32)?))
+    }
+
     fn sources(&self) -> Vec<&Tensor> {
         match self {
             Self::Stored(tensor) => vec![tensor],

@@ -78,7 +78,7 @@ pub(crate) fn dtype(kind: FloatType) -> Dtype {
 }
 
 /// Rows `start..start + count` of a tensor of `rows` rows, as a copy.
-fn some_rows(tensor: &Tensor, rows: usize, start: usize, count: usize) -> Tensor {
+pub(super) fn some_rows(tensor: &Tensor, rows: usize, start: usize, count: usize) -> Tensor {
     let columns = tensor.shape.last().copied().unwrap_or(0);
     let row = tensor.bytes().len() / rows.max(1);
     let bytes = tensor.bytes()[start * row..(start + count) * row].to_vec();

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -16,6 +15,7 @@ use crate::checkpoint::json;
 
 use super::class::TokenizerClass;
 use super::decoder::Pipeline;
+use super::guard::{check_growth, guard};
 use super::special::{self, Declared};
 use super::{Thinking, Tokenizer, TokenizerError};
 
@@ -129,6 +129,10 @@ fn build(parts: TokenizerParts, origin: Origin<'_>) -> Result<Tokenizer, Tokeniz
 #[derive(Deserialize)]
 struct Outline {
     model: Option<IgnoredAny>,
+    #[serde(default)]
+    normalizer: Value,
+    #[serde(default)]
+    decoder: Value,
 }
 
 fn parse(json: &[u8], origin: Origin<'_>) -> Result<tokenizers::Tokenizer, TokenizerError> {
@@ -139,16 +143,14 @@ fn parse(json: &[u8], origin: Origin<'_>) -> Result<tokenizers::Tokenizer, Token
     if outline.model.is_none() {
         return Err(origin.invalid(TOKENIZER, "it has no `model`; download it again"));
     }
+    for (name, part) in [("normalizer", &outline.normalizer), ("decoder", &outline.decoder)] {
+        check_growth(part).map_err(|problem| origin.invalid(TOKENIZER, format!("{name}: {problem}")))?;
+    }
     match guard(|| tokenizers::Tokenizer::from_bytes(json)) {
         Some(Ok(tokenizer)) => Ok(tokenizer),
         Some(Err(error)) => Err(origin.invalid(TOKENIZER, error.to_string())),
         None => Err(origin.invalid(TOKENIZER, "its parts contradict each other; download it again")),
     }
-}
-
-/// Runs code of the `tokenizers` crate that panics on some malformed files; None then.
-fn guard<T>(run: impl FnOnce() -> T) -> Option<T> {
-    catch_unwind(AssertUnwindSafe(run)).ok()
 }
 
 /// Whether transformers removes spaces before punctuation after decoding: only on demand, and for BPE only

@@ -5,13 +5,13 @@ mod class;
 mod decoder;
 mod detokenizer;
 mod error;
+mod guard;
 mod load;
 mod special;
 mod thinking;
 mod vocabulary_bytes;
 
 use std::collections::BTreeSet;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -19,6 +19,7 @@ use serde_json::Value;
 use decoder::Pipeline;
 pub use detokenizer::Detokenizer;
 pub use error::TokenizerError;
+use guard::guard;
 pub use load::TokenizerParts;
 pub use special::SpecialTokens;
 pub use thinking::Thinking;
@@ -44,13 +45,13 @@ impl Tokenizer {
     /// `add_special_tokens` says whether the tokenizer adds its own around it (a bos, say). A rendered chat
     /// template already holds its specials: encode it with false.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TokenizerError> {
-        // Some malformed normalizers and models make the crate panic instead of failing.
-        let encoding =
-            catch_unwind(AssertUnwindSafe(|| self.vocabulary.encode_fast(text, add_special_tokens)));
-        match encoding {
-            Ok(Ok(encoding)) => Ok(encoding.get_ids().to_vec()),
-            Ok(Err(error)) => Err(TokenizerError::Encode(error.to_string())),
-            Err(_) => Err(TokenizerError::Encode("tokenizer.json is inconsistent".to_owned())),
+        match guard(|| self.vocabulary.encode_fast(text, add_special_tokens)) {
+            Some(Ok(encoding)) => Ok(encoding.get_ids().to_vec()),
+            Some(Err(error)) => Err(TokenizerError::Encode(error.to_string())),
+            None => Err(TokenizerError::Encode(
+                "a part of tokenizer.json (normalizer, split pattern, model or template) breaks down on it"
+                    .to_owned(),
+            )),
         }
     }
 

@@ -55,7 +55,7 @@ impl SourceArgs {
             extra_eos_tokens: Vec::new(),
             template: self.template.resolve()?,
             kv_cache: compute.kv_cache.resolve(warnings)?,
-            numerics: compute.numerics.resolve(),
+            numerics: compute.numerics.resolve(warnings),
             prompt_cache_file,
             conversation: false,
         })

@@ -2,7 +2,7 @@
 
 use mlx_bun::mlx::cpu_ops::CpuPrecision;
 
-use super::{Switch, range};
+use super::{Switch, Warnings, range};
 use crate::env;
 
 /// Flags that may change bits.
@@ -20,17 +20,18 @@ pub struct NumericsArgs {
     #[arg(long, value_name = "ON|OFF", value_enum, hide_short_help = true)]
     pub compiled_activations: Option<Switch>,
 
-    /// Use our own kernels on a CPU; `off` leaves all arithmetic to MLX, as --l1 does
-    #[arg(long, value_name = "ON|OFF", value_enum, default_value_t = Switch::On, env = env::MLX_BUN_CPU_KERNELS, hide_env = true, hide_short_help = true)]
-    pub cpu_kernels: Switch,
+    /// Use our own kernels on a CPU; `off` leaves all arithmetic to MLX, as --l1 does [default: on]
+    #[arg(long, value_name = "ON|OFF", value_enum, env = env::MLX_BUN_CPU_KERNELS, hide_env = true, hide_short_help = true)]
+    pub cpu_kernels: Option<Switch>,
 
     /// Arithmetic of our CPU kernels' products with quantized weights
     ///
     /// `exact` computes in float32. `int16` rounds a prompt's activations to 16 bits and decodes exactly. `int8`
-    /// rounds all activations to 8 bits, which is fastest and changes replies. `auto` is what measures as good as
+    /// rounds them to 8 bits, which reads prompts fastest and changes replies. `auto` is what measures as good as
     /// exact. The integer modes need weights of 4 or 8 bits and a processor with AVX-512 VNNI; the rest stays exact.
-    #[arg(long, value_name = "MODE", value_enum, default_value_t = Precision::Auto, env = env::MLX_BUN_CPU_PRECISION, hide_env = true, hide_short_help = true)]
-    pub cpu_precision: Precision,
+    /// [default: auto]
+    #[arg(long, value_name = "MODE", value_enum, env = env::MLX_BUN_CPU_PRECISION, hide_env = true, hide_short_help = true)]
+    pub cpu_precision: Option<Precision>,
 
     #[arg(long, value_name = "N", help = range::THREADS.help("Threads of our CPU kernels [default: the physical cores]"), value_parser = range::THREADS.parser(), env = env::MLX_BUN_THREADS, hide_env = true, hide_short_help = true)]
     pub threads: Option<usize>,
@@ -76,14 +77,63 @@ pub struct Numerics {
 }
 
 impl NumericsArgs {
-    /// What was asked for.
-    pub fn resolve(&self) -> Numerics {
+    /// What was asked for; flags without an effect become warnings.
+    pub fn resolve(&self, warnings: &mut Warnings) -> Numerics {
+        let cpu_kernels = self.cpu_kernels.is_none_or(Switch::is_on);
+        let without = match (self.l1, cpu_kernels) {
+            (true, _) => Some("--l1"),
+            (false, false) => Some("--cpu-kernels off"),
+            (false, true) => None,
+        };
+        if let Some(without) = without {
+            let flags = [
+                ("--cpu-kernels on", self.cpu_kernels == Some(Switch::On)),
+                ("--cpu-precision", self.cpu_precision.is_some()),
+                ("--threads", self.threads.is_some()),
+            ];
+            for (flag, _) in flags.iter().filter(|(_, given)| *given) {
+                warnings.push(format!("`{flag}` does nothing with `{without}`"));
+            }
+        }
         Numerics {
             l1: self.l1,
             compiled_activations: self.compiled_activations.map(Switch::is_on),
-            cpu_kernels: self.cpu_kernels.is_on() && !self.l1,
-            cpu_precision: self.cpu_precision.into(),
+            cpu_kernels: cpu_kernels && !self.l1,
+            cpu_precision: self.cpu_precision.unwrap_or(Precision::Auto).into(),
             threads: self.threads,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Probe {
+        #[command(flatten)]
+        args: NumericsArgs,
+    }
+
+    #[test]
+    fn flags_of_kernels_that_are_not_used_are_pointed_out() {
+        let warnings = |flags: &str| {
+            let mut warnings = Vec::new();
+            Probe::parse_from(format!("x {flags}").split_whitespace()).args.resolve(&mut warnings);
+            warnings
+        };
+        assert!(warnings("").is_empty());
+        assert!(warnings("--cpu-precision int8 --threads 1").is_empty());
+        assert!(warnings("--l1 --cpu-kernels off").is_empty());
+        assert_eq!(
+            warnings("--l1 --cpu-kernels on --cpu-precision int8"),
+            ["`--cpu-kernels on` does nothing with `--l1`", "`--cpu-precision` does nothing with `--l1`"]
+        );
+        assert_eq!(
+            warnings("--cpu-kernels off --threads 2"),
+            ["`--threads` does nothing with `--cpu-kernels off`"]
+        );
     }
 }

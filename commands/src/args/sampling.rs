@@ -155,6 +155,7 @@ impl SamplingArgs {
             ("--top-k", self.top_k != 0),
             ("--min-p", self.min_p != 0.0),
             ("--xtc-probability", self.xtc_probability != 0.0),
+            ("--seed", self.seed.is_some()),
         ];
         let hlg_numbers = [
             ("--hlg-width", self.hlg.hlg_width != 4.0),

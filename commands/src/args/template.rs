@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use mlx_bun::checkpoint::json;
+use mlx_bun::tokenizer::chat_template::RESERVED;
 use serde_json::{Map, Value};
 
 use super::{Truth, Warnings};
@@ -40,7 +41,10 @@ pub struct TemplateArgs {
 /// A JSON object, for clap.
 fn json_object(text: &str) -> Result<Map<String, Value>, String> {
     match serde_json::from_str(text) {
-        Ok(Value::Object(map)) => Ok(map),
+        Ok(Value::Object(map)) => match map.keys().find(|name| RESERVED.contains(&name.as_str())) {
+            Some(name) => Err(format!("sets `{name}`, which the request itself sets")),
+            None => Ok(map),
+        },
         Ok(_) => Err("must be a JSON object, like '{\"enable_thinking\": false}'".to_owned()),
         Err(error) => Err(format!("is {}", json::problem(&error))),
     }

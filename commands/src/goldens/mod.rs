@@ -21,6 +21,7 @@ use mlx_bun::models::{self, Model};
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
 
+use crate::compiled;
 use crate::error::Complaint;
 use format::{Cell, Expect, GoldenFile};
 use replay::{Recording, Tensors, replay};
@@ -69,6 +70,7 @@ impl Goldens {
             Action::Regen { family } => regen::regen(&root, family.as_deref()).map(|()| true),
             Action::List => list(&recorded(&root, None)?, out).map(|()| true),
             Action::Check { family, json } => {
+                compiled::claim()?;
                 let report = check(&root, family.as_deref())?;
                 match json {
                     true => writeln!(out, "{}", report.to_json())?,

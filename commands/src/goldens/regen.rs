@@ -1,10 +1,13 @@
 //! Recording anew: runs the Python oracle programs of scripts/oracle.
 
 use std::ffi::OsStr;
+use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
+
+use crate::error::Complaint;
 
 /// The family whose checkpoint is the starter model instead of a tiny one.
 const STARTER: &str = "starter";
@@ -14,6 +17,9 @@ const STARTER: &str = "starter";
 /// # Errors
 /// When Python is missing or a program fails; it has said why on standard error.
 pub fn regen(root: &Path, family: Option<&str>) -> Result<()> {
+    if let Some(family) = family.filter(|family| *family != STARTER) {
+        check_family(&root.join("fixtures").join("checkpoints"), family)?;
+    }
     let scripts = root.join("scripts");
     let oracle = scripts.join("oracle");
     let python = output("python3", [oracle.join("setup.py")])?;
@@ -29,6 +35,23 @@ pub fn regen(root: &Path, family: Option<&str>) -> Result<()> {
         run(&python, [oracle.join("starter.py").as_os_str(), OsStr::new("record")])?;
     }
     Ok(())
+}
+
+/// Checks that there are checkpoints of a family, before an oracle is set up for nothing.
+fn check_family(checkpoints: &Path, family: &str) -> Result<()> {
+    let entries =
+        fs::read_dir(checkpoints).with_context(|| format!("cannot read {}", checkpoints.display()))?;
+    let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let mut families: Vec<String> =
+        names.filter_map(|name| name.rsplit_once('-').map(|(family, _)| family.to_owned())).collect();
+    if families.iter().any(|known| known == family) {
+        return Ok(());
+    }
+    families.push(STARTER.to_owned());
+    families.sort();
+    families.dedup();
+    let known = families.join(", ");
+    Err(Complaint::usage(format!("no checkpoint of the family `{family}`; there are {known}")).into())
 }
 
 fn run<A: AsRef<OsStr>>(program: &str, arguments: impl IntoIterator<Item = A>) -> Result<()> {

@@ -224,7 +224,7 @@ impl ServeArgs {
     /// Flags that contradict each other, or a file that cannot be read.
     pub fn resolve(&self, on_cpu: bool, warnings: &mut Warnings) -> anyhow::Result<Plan> {
         let kv_cache = self.compute.kv_cache.resolve(warnings)?;
-        let numerics = self.compute.numerics.resolve();
+        let numerics = self.compute.numerics.resolve(warnings);
         let keys = self.network.keys()?;
         self.network.check_exposure(&keys)?;
         let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);

@@ -17,7 +17,8 @@ pub fn mlx_bun(arguments: &[&str]) -> Command {
             command.env(kept, value);
         }
     }
-    command.env("HOME", "/nonexistent");
+    // No folder can be made below a device, not even by root.
+    command.env("HOME", "/dev/null/home");
     command
 }
 

@@ -107,6 +107,26 @@ impl GgmlType {
         })
     }
 
+    /// The number that stands for the type in a file.
+    pub fn id(self) -> u32 {
+        match self {
+            Self::F32 => 0,
+            Self::F16 => 1,
+            Self::Q4_0 => 2,
+            Self::Q4_1 => 3,
+            Self::Q5_0 => 6,
+            Self::Q5_1 => 7,
+            Self::Q8_0 => 8,
+            Self::Q2_K => 10,
+            Self::Q3_K => 11,
+            Self::Q4_K => 12,
+            Self::Q5_K => 13,
+            Self::Q6_K => 14,
+            Self::Q8_K => 15,
+            Self::BF16 => 30,
+        }
+    }
+
     /// Elements in a block.
     pub fn block_elements(self) -> usize {
         match self {

@@ -4,12 +4,18 @@
 //! [`header`] reads the untrusted file; `config`, `names`, `rope` and `tokenizer` interpret it; `convert` makes
 //! the tensors: plain ones stay mapped, types that MLX's affine layout holds without loss stay quantized
 //! (`affine`), the rest becomes single precision (`blocks`, `k_quants`).
+//!
+//! The other way, [`export`] and [`export_tokenizer`] say a model in GGUF's words, [`encode`] makes the blocks, and
+//! [`writer`] the file.
 
 mod affine;
 mod blocks;
 mod config;
 mod convert;
+pub mod encode;
 mod error;
+pub mod export;
+pub mod export_tokenizer;
 pub mod ggml_type;
 pub mod header;
 mod k_quants;
@@ -21,6 +27,7 @@ mod rope;
 mod tokenizer;
 pub mod value;
 mod vocabulary;
+pub mod writer;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -34,7 +41,7 @@ pub use self::error::{Fault, GgufError};
 use self::ggml_type::GgmlType;
 use self::header::{Header, TensorInfo};
 use self::names::{Architecture, Place, Role};
-use self::permute::RowOrder;
+pub use self::permute::RowOrder;
 use crate::checkpoint::mapping::{MappedFile, map_file};
 use crate::checkpoint::tensor::Tensor;
 

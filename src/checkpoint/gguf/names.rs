@@ -106,6 +106,49 @@ pub fn place(architecture: Architecture, layers: u64, name: &str) -> Option<Plac
     })
 }
 
+/// Parts of a layer as GGUF calls them.
+const PARTS: [&str; 13] = [
+    "attn_norm",
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_output",
+    "attn_q_norm",
+    "attn_k_norm",
+    "post_attention_norm",
+    "ffn_norm",
+    "post_ffw_norm",
+    "ffn_gate",
+    "ffn_up",
+    "ffn_down",
+];
+
+/// The inverse of [`place`]: what GGUF calls the tensor `module`.`leaf`, and what it is.
+pub fn stored_name(
+    architecture: Architecture,
+    layers: u64,
+    module: &str,
+    leaf: &str,
+) -> Option<(String, Role)> {
+    let name = match module.strip_prefix("model.layers.") {
+        None => match module {
+            "model.embed_tokens" => "token_embd".to_owned(),
+            "model.norm" => "output_norm".to_owned(),
+            "lm_head" => "output".to_owned(),
+            _ => return None,
+        },
+        Some(rest) => {
+            let (layer, rest) = rest.split_once('.')?;
+            let is_part =
+                |part: &&str| layer_module(architecture, part).is_some_and(|(module, _)| module == rest);
+            format!("blk.{layer}.{}", PARTS.into_iter().find(is_part)?)
+        }
+    };
+    let name = format!("{name}.{leaf}");
+    let found = place(architecture, layers, &name).filter(|place| place.module == module)?;
+    Some((name, found.role))
+}
+
 fn layer_module(architecture: Architecture, part: &str) -> Option<(&'static str, Role)> {
     use Architecture::{Gemma3, Qwen3};
     Some(match (part, architecture) {
@@ -142,6 +185,27 @@ mod tests {
         assert_eq!(llama.as_deref(), Some("model.layers.1.post_attention_layernorm.weight"));
         let gemma = module(Architecture::Gemma3, name);
         assert_eq!(gemma.as_deref(), Some("model.layers.1.pre_feedforward_layernorm.weight"));
+    }
+
+    #[test]
+    fn every_name_is_found_again() {
+        use Architecture::{Gemma3, Llama, Qwen2, Qwen3};
+        for architecture in [Llama, Qwen2, Qwen3, Gemma3] {
+            for part in PARTS {
+                for leaf in ["weight", "bias"] {
+                    let name = format!("blk.1.{part}.{leaf}");
+                    let Some(place) = place(architecture, 2, &name) else { continue };
+                    let found = stored_name(architecture, 2, &place.module, leaf);
+                    assert_eq!(found, Some((name, place.role)), "{architecture:?}");
+                }
+            }
+        }
+        assert_eq!(
+            stored_name(Llama, 2, "lm_head", "weight"),
+            Some(("output.weight".to_owned(), Role::Matrix))
+        );
+        assert_eq!(stored_name(Llama, 2, "model.layers.2.mlp.up_proj", "weight"), None);
+        assert_eq!(stored_name(Qwen3, 2, "model.layers.0.mlp.up_proj", "bias"), None);
     }
 
     #[test]

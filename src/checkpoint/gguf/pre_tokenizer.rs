@@ -200,6 +200,69 @@ impl PreTokenizer {
     }
 }
 
+/// The name of the kind that a tokenizer.json describes with these fields, `None` when there is none.
+pub fn name_of(normalizer: &Value, pre_tokenizer: &Value, ignore_merges: bool) -> Option<&'static str> {
+    let composed = match normalizer["type"].as_str() {
+        None => false,
+        Some("NFC") => true,
+        Some("Sequence") if normalizer["normalizers"].as_array().is_some_and(Vec::is_empty) => false,
+        Some(_) => return None,
+    };
+    let mut cuts = Vec::new();
+    if !collect_cuts(pre_tokenizer, &mut cuts) || cuts.pop() != Some(Found::Bytes) {
+        return None;
+    }
+    let same = |kind: &&PreTokenizer| {
+        let wanted = kind.cuts.iter().map(|cut| match cut {
+            Cut::Regex(regex) => Found::Regex(regex),
+            Cut::Digits => Found::Digits,
+        });
+        kind.composed == composed && kind.ignore_merges == ignore_merges && wanted.eq(cuts.iter().copied())
+    };
+    KINDS.iter().find(same).and_then(|kind| kind.names.first().copied())
+}
+
+/// A step of a tokenizer.json's pre-tokenizer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Found<'v> {
+    Regex(&'v str),
+    Digits,
+    Bytes,
+}
+
+/// The steps of a pre-tokenizer in their order; whether all are known.
+fn collect_cuts<'v>(step: &'v Value, cuts: &mut Vec<Found<'v>>) -> bool {
+    match step["type"].as_str() {
+        Some("Sequence") => match step["pretokenizers"].as_array() {
+            Some(steps) => steps.iter().all(|step| collect_cuts(step, cuts)),
+            None => false,
+        },
+        Some("Digits") if step["individual_digits"] == true => {
+            cuts.push(Found::Digits);
+            true
+        }
+        // Matches become pieces of their own, however that is put.
+        Some("Split")
+            if matches!(
+                (step["behavior"].as_str(), step["invert"].as_bool().unwrap_or(false)),
+                (Some("Isolated"), false) | (Some("Removed"), true)
+            ) =>
+        {
+            let regex = step["pattern"]["Regex"].as_str();
+            cuts.extend(regex.map(Found::Regex));
+            regex.is_some()
+        }
+        Some("ByteLevel") if step["add_prefix_space"] != true => {
+            if step["use_regex"].as_bool().unwrap_or(true) {
+                cuts.push(Found::Regex(GPT2));
+            }
+            cuts.push(Found::Bytes);
+            true
+        }
+        _ => false,
+    }
+}
+
 /// Bytes as printable characters and back; the words are cut already.
 pub fn byte_level() -> Value {
     json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false})
@@ -214,6 +277,24 @@ mod tests {
 
     /// Words of sample texts, cut by Python's `regex` with llama.cpp's expressions.
     const EXPECTED: &str = include_str!("../../../fixtures/gguf/pre_tokenizers.json");
+
+    #[test]
+    fn kinds_are_known_by_what_they_do() {
+        for kind in KINDS {
+            let found = name_of(&kind.normalizer(), &kind.json(), kind.ignore_merges).unwrap();
+            let found = PreTokenizer::named(found).unwrap();
+            assert_eq!(found.json(), kind.json(), "{:?}", kind.names);
+        }
+        let smollm = json!({"type": "Sequence", "pretokenizers": [
+            {"type": "Digits", "individual_digits": true},
+            {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+        ]});
+        assert_eq!(name_of(&Value::Null, &smollm, false), Some("smollm"));
+        let gpt2 = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true});
+        assert_eq!(name_of(&Value::Null, &gpt2, false), Some("gpt-2"));
+        assert_eq!(name_of(&json!({"type": "Lowercase"}), &gpt2, false), None);
+        assert_eq!(name_of(&Value::Null, &json!({"type": "Whitespace"}), false), None);
+    }
 
     #[test]
     fn cuts_words_as_llama_cpp() {

@@ -7,6 +7,7 @@
 pub mod coding;
 pub mod isa;
 pub mod kernels;
+pub mod pages;
 pub mod phases;
 pub mod pool;
 

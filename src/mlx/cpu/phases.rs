@@ -1,9 +1,10 @@
 //! One parallel region of many phases: what a whole model computes for a token, without returning to the caller
 //! between its matrices.
 //!
-//! A phase is a number of tasks that may run at once; the next begins when all of them are done. Threads take tasks
-//! from the phase's counter and wait at its end. Nobody waits for a thread that has not come: one that wakes late
-//! runs through the finished phases and joins the current one.
+//! A phase is a number of tasks that may run at once; the next begins when all of them are done. Each thread has a run
+//! of neighbouring tasks to take first, so that what a task asks for in advance is what the thread comes to next, and
+//! then takes those of others. Nobody waits for a thread that has not come: one that wakes late runs through the
+//! finished phases and joins the current one.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -12,13 +13,13 @@ use super::pool::{Pool, PoolError};
 /// Turns of a waiting thread before it lets others run.
 const SPINS: u32 = 4000;
 
-/// The counters of a phase, on a cache line of their own.
+/// A counter on a cache line of its own.
 #[repr(align(64))]
 #[derive(Default)]
-struct Counter {
-    next: AtomicUsize,
-    done: AtomicUsize,
-}
+struct Alone(AtomicUsize);
+
+/// The most runs that the tasks of a phase are cut into.
+const MOST_RUNS: usize = 8;
 
 /// Raised when a thread leaves a phase by a panic, so that nobody waits for its task.
 struct Alarm<'a>(&'a AtomicBool);
@@ -42,25 +43,31 @@ pub fn run_phases(
     tasks: &[usize],
     work: &(dyn Fn(usize, usize, usize) + Sync),
 ) -> Result<(), PoolError> {
-    let counters: Vec<Counter> = tasks.iter().map(|_| Counter::default()).collect();
+    let runs = pool.threads().min(MOST_RUNS);
+    let next: Vec<Alone> = (0..tasks.len() * runs).map(|_| Alone::default()).collect();
+    let done: Vec<Alone> = tasks.iter().map(|_| Alone::default()).collect();
     let failed = AtomicBool::new(false);
     pool.run(pool.threads(), &|place| {
         let _alarm = Alarm(&failed);
-        for (phase, (counter, &count)) in counters.iter().zip(tasks).enumerate() {
+        for (phase, (&count, Alone(done))) in tasks.iter().zip(&done).enumerate() {
             let mut finished = 0;
-            loop {
-                let task = counter.next.fetch_add(1, Ordering::Relaxed);
-                if task >= count {
-                    break;
+            for run in (0..runs).map(|other| (place + other) % runs) {
+                let Alone(next) = &next[phase * runs + run];
+                let (first, last) = (count * run / runs, count * (run + 1) / runs);
+                while first + next.load(Ordering::Relaxed) < last {
+                    let task = first + next.fetch_add(1, Ordering::Relaxed);
+                    if task >= last {
+                        break;
+                    }
+                    work(phase, task, place);
+                    finished += 1;
                 }
-                work(phase, task, place);
-                finished += 1;
             }
             if finished > 0 {
-                counter.done.fetch_add(finished, Ordering::AcqRel);
+                done.fetch_add(finished, Ordering::AcqRel);
             }
             let mut turns = 0u32;
-            while counter.done.load(Ordering::Acquire) < count {
+            while done.load(Ordering::Acquire) < count {
                 if failed.load(Ordering::Acquire) {
                     return;
                 }

@@ -4,6 +4,7 @@
 //! each node also takes the result of the one before it as an input, which orders them; a node is never equal to
 //! another, so none is ever merged away; and it must stay out of compiled functions.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::operands::{Run, floats_mut, floats_of, nth, ordered, text};
@@ -14,6 +15,7 @@ use crate::mlx::cpu::kernels::decoder::{
 pub use crate::mlx::cpu::kernels::decoder::{KvShape, KvStore, KvType};
 use crate::mlx::cpu::kernels::matmul::{Matrix, Precision};
 use crate::mlx::cpu::kernels::{Floats, FloatsMut};
+use crate::mlx::cpu::pages::prefer_large;
 use crate::mlx::dtype::Dtype;
 use crate::mlx::kernel::{Kernel, View, custom};
 use crate::mlx::{Array, Error, Result};
@@ -190,6 +192,7 @@ impl FusedDecoder {
             head: keeper.projection(&plan.head)?,
         };
         decoder.check().map_err(|error| Error::new(error.to_string()))?;
+        prefer_large(&keeper.memory);
         let model = Fused { decoder, small: Mutex::new(None), _arrays: keeper.arrays };
         Ok(Self { kernels: kernels.clone(), model: Arc::new(model) })
     }
@@ -248,6 +251,8 @@ impl FusedDecoder {
 #[derive(Default)]
 struct Keeper {
     arrays: Vec<Array>,
+    /// Where they lie.
+    memory: Vec<Range<usize>>,
 }
 
 impl Keeper {
@@ -259,6 +264,8 @@ impl Keeper {
         // freed nor, being held, donated, while `arrays` lives, which is as long as the decoder.
         let view = unsafe { std::mem::transmute::<View<'_>, View<'static>>(View::of(&dense)) };
         self.arrays.push(dense);
+        let start = view.as_ptr().addr();
+        self.memory.push(start..start + view.len() * view.dtype.size());
         Ok(view)
     }
 

@@ -46,6 +46,7 @@ pub enum Context<'a> {
 }
 
 /// `q_proj`, `k_proj`, `v_proj`, `o_proj` and, in some families, `q_norm` and `k_norm`.
+#[derive(Clone)]
 pub struct Attention {
     pub(crate) q_proj: Linear,
     pub(crate) k_proj: Linear,
@@ -88,13 +89,19 @@ impl Attention {
 
     /// `[B, L, hidden_size]` to the same.
     pub fn forward(&self, x: &Array, context: Context) -> Result<Array> {
+        let out = self.o_proj.forward(&self.attended(x, context)?)?;
+        if out.ndim() == x.ndim() { Ok(out) } else { out.reshape(x.shape()) }
+    }
+
+    /// What `o_proj` takes for `x`: the heads' results, `[B, L, heads * dim]` or that many rows.
+    pub(crate) fn attended(&self, x: &Array, context: Context) -> Result<Array> {
         let (batch, length) = (x.dim(0), x.dim(1));
         let rows = self.q_proj.rows(x)?;
         let queries = self.q_proj.forward(&rows)?;
         let (keys, values) = (self.k_proj.forward(&rows)?, self.v_proj.forward(&rows)?);
-        let output = match context {
+        match context {
             Context::Together { mask, cache } => {
-                self.attend_projected([&queries, &keys, &values], batch, length, mask, cache)?
+                self.attend_projected([&queries, &keys, &values], batch, length, mask, cache)
             }
             Context::Apart(contexts) => {
                 let outputs = (0i32..).zip(contexts).map(|(row, (mask, cache))| {
@@ -105,11 +112,9 @@ impl Attention {
                     let (queries, keys, values) = (part(&queries)?, part(&keys)?, part(&values)?);
                     self.attend_projected([&queries, &keys, &values], 1, length, mask, Some(cache))
                 });
-                Array::concatenate(&outputs.collect::<Result<Vec<_>>>()?, 0)?
+                Array::concatenate(&outputs.collect::<Result<Vec<_>>>()?, 0)
             }
-        };
-        let out = self.o_proj.forward(&output)?;
-        if out.ndim() == x.ndim() { Ok(out) } else { out.reshape(x.shape()) }
+        }
     }
 
     /// Attention over projected queries, keys and values, `[…, heads * dim]` of `B * L` rows each; returns heads as the
@@ -175,7 +180,7 @@ fn split_heads(x: &Array, batch: i32, length: i32, heads: i32) -> Result<Array> 
 }
 
 /// The mask for hidden states `h`, `[B, L, D]` (`create_attention_mask` of base.py); built once a layer kind.
-pub(super) fn attention_mask(h: &Array, cache: Option<&LayerCache>, window: Option<i32>) -> Result<Mask> {
+pub(crate) fn attention_mask(h: &Array, cache: Option<&LayerCache>, window: Option<i32>) -> Result<Mask> {
     let length = h.dim(1);
     match (cache, window) {
         (Some(cache), window) => cache.make_mask(length, window),

@@ -9,6 +9,7 @@ use crate::mlx::{Array, Result};
 use crate::models::Model;
 use crate::models::fused::{self, BlockDescription, DecoderDescription, Fused};
 use crate::models::loader::{LoadError, Loader, NormKind};
+use crate::models::pieces::{BlockPieces, Pieces};
 
 /// One layer of a decoder.
 pub trait Block {
@@ -69,6 +70,7 @@ impl Block for PreNormBlock {
 }
 
 /// From the last hidden state to logits.
+#[derive(Clone)]
 pub enum Head {
     /// The embedding's own matrix.
     Tied,
@@ -240,6 +242,19 @@ impl<B: Block> Model for Decoder<B> {
 
     fn adapters(&self) -> &Adapters {
         &self.adapters
+    }
+
+    fn pieces(&self) -> Option<Pieces> {
+        let blocks: Option<Vec<_>> =
+            self.layers.iter().map(|layer| Some(BlockPieces::of(&layer.describe()?))).collect();
+        Some(Pieces {
+            embed_tokens: self.embed_tokens.clone(),
+            embed_scale: self.embed_scale.clone(),
+            blocks: blocks?,
+            kinds: self.kinds.clone(),
+            norm: self.norm.clone(),
+            head: self.head.clone(),
+        })
     }
 
     fn layer_kinds(&self) -> &[LayerKind] {

@@ -82,12 +82,33 @@ impl Weight {
     }
 
     /// The matrix in a floating-point type, unpacked if it is packed.
-    fn unpacked(&self) -> Result<Array> {
+    pub(crate) fn unpacked(&self) -> Result<Array> {
         match &self.stored {
             Stored::Dense { weight, .. } => Ok(weight.clone()),
             Stored::Quantized { weight, scales, biases, params } => {
                 dequantize(weight, scales, biases.as_ref(), *params)
             }
+        }
+    }
+
+    /// The coding; `None` for a matrix in a floating-point type.
+    pub fn params(&self) -> Option<QuantParams> {
+        match &self.stored {
+            Stored::Dense { .. } => None,
+            Stored::Quantized { params, .. } => Some(*params),
+        }
+    }
+
+    /// The same packed words with other scales and biases. A matrix that is not packed in affine mode stays as it is.
+    #[must_use]
+    pub fn with_scales(self, new_scales: Array, new_biases: Array) -> Self {
+        match self.stored {
+            Stored::Quantized { weight, biases: Some(_), params, .. } => {
+                let stored =
+                    Stored::Quantized { weight, scales: new_scales, biases: Some(new_biases), params };
+                Self { stored, ..self }
+            }
+            stored => Self { stored, ..self },
         }
     }
 
@@ -124,6 +145,18 @@ impl Linear {
     /// The layer with what its model's adapters put on it.
     pub fn with_adapters(self, adapters: ModuleAdapters) -> Self {
         Self { adapters: Some(adapters), ..self }
+    }
+
+    /// The layer with another matrix.
+    #[must_use]
+    pub fn with_weight(self, weight: Weight) -> Self {
+        Self { weight, ..self }
+    }
+
+    /// The layer with another bias.
+    #[must_use]
+    pub fn with_bias(self, bias: Option<Array>) -> Self {
+        Self { bias, ..self }
     }
 
     /// `[…, in]` to `[…, out]`.
@@ -171,18 +204,32 @@ impl Linear {
     }
 }
 
-/// Token ids to vectors, and back when the head is tied (`nn.Embedding`, `nn.QuantizedEmbedding`).
+/// Token ids to vectors, and back when the head is tied (`nn.Embedding`, `nn.QuantizedEmbedding`), perhaps adapted
+/// (mlx-lm's `LoRAEmbedding`, `DoRAEmbedding`).
 #[derive(Clone, Debug)]
 pub struct Embedding {
     weight: Weight,
     /// What our kernels make of packed vectors; `None` for the type of their scales.
     dtype: Option<Dtype>,
+    adapters: Option<ModuleAdapters>,
 }
 
 impl Embedding {
     /// A layer over loaded arrays.
     pub fn new(weight: Weight) -> Self {
-        Self { weight, dtype: None }
+        Self { weight, dtype: None, adapters: None }
+    }
+
+    /// The layer with what its model's adapters put on it.
+    #[must_use]
+    pub fn with_adapters(self, adapters: ModuleAdapters) -> Self {
+        Self { adapters: Some(adapters), ..self }
+    }
+
+    /// The layer with another matrix.
+    #[must_use]
+    pub fn with_weight(self, weight: Weight) -> Self {
+        Self { weight, ..self }
     }
 
     /// Gives vectors of `dtype`, where our kernels unpack them.
@@ -193,6 +240,22 @@ impl Embedding {
 
     /// `[B, L]` ids to `[B, L, dims]`.
     pub fn forward(&self, ids: &Array) -> Result<Array> {
+        let out = self.look_up(ids)?;
+        self.parts().iter().try_fold(out, |out, part| {
+            let z = part.rows(ids)?;
+            let adapted = out.add(&z.astype(out.dtype())?)?;
+            match part.rows_factors(ids, &out.add(&z)?)? {
+                Some(factors) => factors.multiply(&adapted),
+                None => Ok(adapted),
+            }
+        })
+    }
+
+    fn parts(&self) -> Vec<LowRank> {
+        self.adapters.as_ref().map(ModuleAdapters::parts).unwrap_or_default()
+    }
+
+    fn look_up(&self, ids: &Array) -> Result<Array> {
         if let Some(kernels) = &self.weight.kernels {
             return kernels.embedding_as(ids, self.weight.kind, &self.weight.arrays(), self.dtype);
         }
@@ -207,7 +270,14 @@ impl Embedding {
 
     /// `[…, dims]` to `[…, vocab]`: the tied head.
     pub fn as_linear(&self, x: &Array) -> Result<Array> {
-        self.weight.project(x, None)
+        let out = self.weight.project(x, None)?;
+        self.parts().iter().try_fold(out, |out, part| {
+            let out = out.add(&part.product(x)?)?;
+            match part.row_factors(&self.weight.unpacked()?)? {
+                Some(factors) => factors.multiply(&out),
+                None => Ok(out),
+            }
+        })
     }
 
     /// The matrix.

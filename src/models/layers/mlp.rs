@@ -39,6 +39,7 @@ pub struct GatedMlpArgs {
 }
 
 /// `down_proj(activation(gate_proj(x)) * up_proj(x))`.
+#[derive(Clone)]
 pub struct GatedMlp {
     pub(crate) gate_proj: Linear,
     pub(crate) up_proj: Linear,
@@ -63,14 +64,18 @@ impl GatedMlp {
 
     /// `[…, hidden_size]` to the same.
     pub fn forward(&self, x: &Array) -> Result<Array> {
+        let out = self.down_proj.forward(&self.gated(x)?)?;
+        if out.ndim() == x.ndim() { Ok(out) } else { out.reshape(x.shape()) }
+    }
+
+    /// What `down_proj` takes for `x`, `[…, intermediate_size]` or that many rows.
+    pub(crate) fn gated(&self, x: &Array) -> Result<Array> {
         let rows = self.gate_proj.rows(x)?;
         let (gate, up) = (self.gate_proj.forward(&rows)?, self.up_proj.forward(&rows)?);
-        let product = match (&self.kernels, self.gate) {
-            (Some(kernels), gate_kind) => kernels.activate_gated(gate_kind.activation(), &gate, &up)?,
-            (None, Gate::SwiGlu) => swiglu(&gate, &up)?,
-            (None, Gate::GeGlu) => gelu_approx(&gate)?.multiply(&up)?,
-        };
-        let out = self.down_proj.forward(&product)?;
-        if out.ndim() == x.ndim() { Ok(out) } else { out.reshape(x.shape()) }
+        match (&self.kernels, self.gate) {
+            (Some(kernels), gate_kind) => kernels.activate_gated(gate_kind.activation(), &gate, &up),
+            (None, Gate::SwiGlu) => swiglu(&gate, &up),
+            (None, Gate::GeGlu) => gelu_approx(&gate)?.multiply(&up),
+        }
     }
 }

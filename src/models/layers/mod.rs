@@ -6,6 +6,7 @@ mod linear;
 mod mlp;
 mod norm;
 
+pub(crate) use attention::attention_mask;
 pub use attention::{Attention, AttentionArgs, Context};
 pub use decoder::{Block, Decoder, Head, PreNormBlock};
 pub use linear::{Embedding, Linear, Weight};

@@ -41,5 +41,5 @@ mod values;
 
 pub use error::TemplateError;
 pub use messages::{flatten_text_content, parse_tool_arguments};
-pub use render::{ChatTemplate, Limits, RenderRequest};
+pub use render::{ChatTemplate, Limits, RESERVED, RenderRequest};
 pub use select::ChatTemplates;

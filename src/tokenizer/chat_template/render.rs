@@ -20,7 +20,7 @@ const TEMPLATE: &str = "chat_template";
 const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
 /// Variables that the request's own fields set; `chat_template_kwargs` cannot.
-const RESERVED: [&str; 6] =
+pub const RESERVED: [&str; 6] =
     ["add_generation_prompt", "chat_template", "continue_final_message", "documents", "messages", "tools"];
 
 /// What a render may use up.

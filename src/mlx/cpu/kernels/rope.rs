@@ -156,8 +156,10 @@ impl<E: Element> Kernel for Rotate<'_, E> {
     }
 }
 
-/// Cosines and sines of one position, padded to whole vectors, and room for one head.
+/// Cosines and sines of one position, padded to whole vectors, and room for one head. For one rotation only: the
+/// angles of the last position are kept.
 pub(super) struct Angles {
+    position: Option<i32>,
     cos: Vec<[f32; LANES]>,
     sin: Vec<[f32; LANES]>,
     row: Vec<f32>,
@@ -167,11 +169,15 @@ impl Angles {
     pub(super) fn new(pairs: usize) -> Self {
         let vectors = pairs.div_ceil(LANES);
         let zero = [0.0; LANES];
-        Self { cos: vec![zero; vectors], sin: vec![zero; vectors], row: vec![0.0; 4 * vectors * LANES] }
+        let row = vec![0.0; 4 * vectors * LANES];
+        Self { position: None, cos: vec![zero; vectors], sin: vec![zero; vectors], row }
     }
 
     #[inline(always)]
     pub(super) fn set<S: Simd>(&mut self, s: S, rope: &Rope, position: i32) {
+        if self.position.replace(position) == Some(position) {
+            return;
+        }
         let (position, magnitude) = (s.splat(position as f32 * rope.scale), s.splat(rope.magnitude));
         let frequencies = rope.frequencies.chunks(LANES);
         for (from, (cos, sin)) in frequencies.zip(self.cos.iter_mut().zip(&mut self.sin)) {
@@ -214,7 +220,7 @@ pub(super) fn rotate<S: Simd, E: Element>(s: S, rope: &Rope, angles: &mut Angles
     }
     // Widened, with each half padded to whole vectors.
     let padded = angles.cos.len() * LANES;
-    let Angles { cos, sin, row } = angles;
+    let Angles { cos, sin, row, .. } = angles;
     let (first, second) = row.split_at_mut(2 * padded);
     if rope.traditional {
         to_f32(s, rotated, first);

@@ -1,7 +1,7 @@
 //! Linear layers, experts, embeddings.
 
 use super::*;
-use crate::mlx::cpu_ops::{MatrixKind, in_prefill};
+use crate::mlx::cpu_ops::{AUTO, MatrixKind, in_prefill};
 use crate::mlx::{dequantize, quantized_matmul};
 
 const CODINGS: [Option<QuantParams>; 4] = [
@@ -93,7 +93,7 @@ fn products_do_not_depend_on_the_rows_or_threads_they_share() {
 
 /// The mode is chosen by the phase, not by the number of rows.
 #[test]
-fn int16_rounds_prompts_and_leaves_any_number_of_decoded_rows_exact() {
+fn integers_round_prompts_and_leave_any_number_of_decoded_rows_exact() {
     if !Isa::detect().has_vnni() {
         return;
     }
@@ -107,10 +107,12 @@ fn int16_rounds_prompts_and_leaves_any_number_of_decoded_rows_exact() {
     for count in [1, 8, 33] {
         let x = noise(2, &[count, 128]);
         let exact = run(CpuPrecision::Exact, &x, false);
-        assert_eq!(run(CpuPrecision::Int16, &x, false), exact);
-        assert_ne!(run(CpuPrecision::Int16, &x, true), exact);
-        assert_ne!(run(CpuPrecision::Int8, &x, false), exact);
-        assert_eq!(run(CpuPrecision::Auto, &x, true), exact);
+        for precision in [CpuPrecision::Int16, CpuPrecision::Int8, CpuPrecision::Auto] {
+            assert_eq!(run(precision, &x, false), exact);
+            assert_ne!(run(precision, &x, true), exact);
+        }
+        assert_ne!(run(CpuPrecision::Int8, &x, true), run(CpuPrecision::Int16, &x, true));
+        assert_eq!(run(CpuPrecision::Auto, &x, true), run(AUTO, &x, true));
     }
 }
 

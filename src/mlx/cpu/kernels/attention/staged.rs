@@ -1,5 +1,8 @@
-//! Attention in two steps, for callers that are parallel themselves: tasks attend, then results that were split over
-//! tasks are combined. The bits are those of [`attention`](super::attention).
+//! Attention for callers that are parallel themselves. Where the blocks of a tile are split over tasks, whoever ends
+//! the last of them combines their results. The bits are those of [`attention`](super::attention).
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::super::pieces::Pieces;
 use super::super::simd;
@@ -14,17 +17,20 @@ use super::{Attention, Isa};
 pub(in super::super) struct Partials {
     states: Vec<State>,
     values: Vec<f32>,
+    /// Tasks of each tile that are done.
+    done: Vec<AtomicUsize>,
 }
 
 /// Parts of [`Partials`] that tasks write.
 pub(in super::super) struct PartialPieces<'a> {
     states: Pieces<'a, State>,
     values: Pieces<'a, f32>,
+    done: &'a [AtomicUsize],
 }
 
 impl Partials {
-    /// Makes room for `states` states of `width` values.
-    pub fn reserve(&mut self, states: usize, width: usize) {
+    /// Makes room for `tiles` tiles and `states` states of `width` values.
+    pub fn reserve(&mut self, tiles: usize, states: usize, width: usize) {
         if self.states.len() < states {
             self.states.resize(states, State::EMPTY);
         }
@@ -32,10 +38,13 @@ impl Partials {
         if self.values.len() < values {
             self.values.resize(values, 0.0);
         }
+        self.done.clear();
+        self.done.resize_with(tiles, AtomicUsize::default);
     }
 
     pub fn pieces(&mut self) -> PartialPieces<'_> {
-        PartialPieces { states: Pieces::new(&mut self.states), values: Pieces::new(&mut self.values) }
+        let Self { states, values, done } = self;
+        PartialPieces { states: Pieces::new(states), values: Pieces::new(values), done }
     }
 }
 
@@ -44,33 +53,39 @@ impl Partials {
 pub(in super::super) struct Staged {
     plan: Plan,
     width: usize,
-    /// Where its states begin among those of other sequences.
-    first: usize,
+    /// Where its tiles and its states begin among those of other sequences.
+    first: (usize, usize),
 }
 
 impl Staged {
-    /// A plan whose partial results begin at state `first`.
-    pub fn new(attention: &Attention<'_>, threads: usize, first: usize) -> Self {
+    /// A plan whose tiles and partial results begin at `first`.
+    pub fn new(attention: &Attention<'_>, threads: usize, first: (usize, usize)) -> Self {
         let width = padded(attention.values.shape()[3]);
         Self { plan: Plan::new(attention, threads), width, first }
     }
 
-    /// States that tasks keep apart.
-    pub fn states(&self) -> usize {
-        if self.plan.splits > 1 { self.plan.units * self.plan.blocks * self.plan.tile_rows() } else { 0 }
+    /// Tiles and states that tasks keep apart.
+    pub fn parts(&self) -> (usize, usize) {
+        let plan = &self.plan;
+        if plan.splits > 1 { (plan.units, plan.units * plan.blocks * plan.tile_rows()) } else { (0, 0) }
     }
 
-    /// Tasks of the first step.
+    /// Tasks.
     pub fn tasks(&self) -> usize {
         self.plan.units * self.plan.splits
     }
 
-    /// The tasks of the second step.
-    pub fn combinations(&self) -> usize {
-        if self.plan.splits > 1 { self.plan.units } else { 0 }
+    /// Whether each head of keys is one tile.
+    pub fn is_by_head(&self) -> bool {
+        self.plan.tiles == 1
     }
 
-    /// Does a task of the first step.
+    /// The head of keys that a task deals with, if the batch is 1.
+    pub fn head(&self, task: usize) -> usize {
+        task / self.plan.splits / self.plan.tiles
+    }
+
+    /// Does a task. The same plan may be gone through several times, one after the other.
     ///
     /// # Safety
     /// `attention` has the shapes of the plan and valid views; `out` holds its results from a token on, in which
@@ -84,47 +99,31 @@ impl Staged {
         (first_token, out): (usize, &Pieces<'_, f32>),
     ) {
         let plan = &self.plan;
+        let out = Output::shared(attention, first_token, out);
         if plan.splits == 1 {
-            let out = Output::shared(attention, first_token, out);
             let tile = plan.tile(attention, task);
             attend(isa, attention, tile, 0..plan.blocks, Target::Whole(&out));
             return;
         }
         let (unit, blocks, rows) = (task / plan.splits, plan.split(task % plan.splits), plan.tile_rows());
-        let place = |block| self.first + (unit * plan.blocks + block) * rows;
-        let (first, last) = (place(blocks.start), place(blocks.end));
-        // SAFETY: splits of a tile have no block in common, and each is one task.
-        let (states, values) = unsafe {
-            let values = first * self.width..last * self.width;
-            (partials.states.piece(first..last), partials.values.piece(values))
+        let place = |block| self.first.1 + (unit * plan.blocks + block) * rows;
+        let piece = |blocks: Range<usize>| {
+            let states = place(blocks.start)..place(blocks.end);
+            let values = states.start * self.width..states.end * self.width;
+            // SAFETY: splits of a tile have no block in common, and each is one task; the last to end has all.
+            unsafe { (partials.states.piece(states), partials.values.piece(values)) }
         };
-        // Blocks that no row sees are passed over, and the memory remembers other layers.
-        states.fill(State::EMPTY);
-        attend(isa, attention, plan.tile(attention, unit), blocks, Target::Blocks { states, values, rows });
-    }
-
-    /// Does a task of the second step.
-    ///
-    /// # Safety
-    /// As for [`attend`](Self::attend), all of whose tasks are done.
-    pub unsafe fn combine(
-        &self,
-        isa: Isa,
-        attention: &Attention<'_>,
-        unit: usize,
-        partials: &PartialPieces<'_>,
-        (first_token, out): (usize, &Pieces<'_, f32>),
-    ) {
-        let rows = self.plan.tile_rows();
-        let first = self.first + unit * self.plan.blocks * rows;
-        let last = first + self.plan.blocks * rows;
-        // SAFETY: nobody writes partial results any more.
-        let (states, values) = unsafe {
-            let values = first * self.width..last * self.width;
-            (&*partials.states.piece(first..last), &*partials.values.piece(values))
-        };
-        let out = Output::shared(attention, first_token, out);
-        let tile = self.plan.tile(attention, unit);
-        simd::run(isa, Combine { a: attention, tile, states, values, rows, out: &out });
+        let tile = plan.tile(attention, unit);
+        {
+            let (states, values) = piece(blocks.clone());
+            // Blocks that no row sees are passed over, and the memory remembers other layers.
+            states.fill(State::EMPTY);
+            attend(isa, attention, tile, blocks, Target::Blocks { states, values, rows });
+        }
+        let done = partials.done[self.first.0 + unit].fetch_add(1, Ordering::AcqRel) + 1;
+        if done.is_multiple_of(plan.splits) {
+            let (states, values) = piece(0..plan.blocks);
+            simd::run(isa, Combine { a: attention, tile, states, values, rows, out: &out });
+        }
     }
 }

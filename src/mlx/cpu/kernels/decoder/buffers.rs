@@ -5,12 +5,34 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::super::super::{Isa, Pool};
 use super::super::attention::Partials;
 use super::super::error::KernelError;
-use super::super::matmul::{Arrangement, Matrix, Operand, Precision, RowList};
+use super::super::matmul::{Arranged, Arrangement, Matrix, Operand, Precision, RowList};
 use super::super::rope::Angles;
+use super::step::Phase;
 use super::{Decoder, OP};
 
+/// The most rows that every thread arranges for itself. Arranging one takes about as long as waiting for a thread
+/// that does.
+pub(super) const FEW_ROWS: usize = 4;
+
+/// Rows as the products want them, by arrangement and width.
+pub(super) struct Operands(Vec<(Arrangement, usize, Operand)>);
+
+/// Where [`Operands`] lie.
+pub(super) type ArrangedList = Vec<(Arrangement, usize, Arranged)>;
+
+impl Operands {
+    fn new(wanted: &[(Arrangement, usize)], rows: usize) -> Self {
+        let operand =
+            |&(arrangement, columns)| (arrangement, columns, Operand::new(arrangement, rows, columns));
+        Self(wanted.iter().map(operand).collect())
+    }
+
+    pub(super) fn views(&mut self) -> ArrangedList {
+        self.0.iter_mut().map(|(arrangement, columns, o)| (*arrangement, *columns, o.view())).collect()
+    }
+}
+
 /// What one thread needs for itself.
-#[derive(Default)]
 pub(super) struct Place {
     /// A hidden state.
     pub row: Vec<f32>,
@@ -18,6 +40,11 @@ pub(super) struct Place {
     pub first: Vec<f32>,
     pub second: Vec<f32>,
     pub angles: Vec<Angles>,
+    /// As the step's, of a few rows, where each thread makes its own.
+    pub operands: Operands,
+    pub queries: Vec<f32>,
+    /// The phase whose rows [`operands`](Self::operands) holds.
+    pub ready: Option<Phase>,
 }
 
 /// Memory for steps of up to so many rows of one decoder, at one precision.
@@ -25,8 +52,7 @@ pub struct Workspace {
     pub(super) precision: Precision,
     pub(super) rows: usize,
     pub(super) all: RowList,
-    /// Arranged rows, by arrangement and width.
-    pub(super) operands: Vec<(Arrangement, usize, Operand)>,
+    pub(super) operands: Operands,
     /// `[rows, hidden]`.
     pub(super) hidden: Vec<f32>,
     /// `[rows, heads * head_dim]`.
@@ -69,11 +95,11 @@ impl Workspace {
         rows: usize,
     ) -> Result<Self, KernelError> {
         let too_many = |_| KernelError::Unsupported { op: OP, what: "the rows", found: rows, rule: "fewer" };
-        let mut operands: Vec<(Arrangement, usize, Operand)> = Vec::new();
+        let mut wanted: Vec<(Arrangement, usize)> = Vec::new();
         let mut need = |matrix: &Matrix<'_>| {
-            let (arrangement, columns) = (Arrangement::new(isa, matrix, precision), matrix.columns());
-            if !operands.iter().any(|(a, c, _)| (*a, *c) == (arrangement, columns)) {
-                operands.push((arrangement, columns, Operand::new(arrangement, rows, columns)));
+            let kind = (Arrangement::new(isa, matrix, precision), matrix.columns());
+            if !wanted.contains(&kind) {
+                wanted.push(kind);
             }
         };
         let (mut intermediate, mut post_norms) = (0, false);
@@ -93,14 +119,22 @@ impl Workspace {
         let zeros = |width: usize| vec![0.0; rows * width];
         let place = || {
             let angles = decoder.ropes.iter().map(|rope| Angles::new(rope.dims() / 2));
-            let row = vec![0.0; hidden.max(2 * dim)];
-            Mutex::new(Place { row, angles: angles.collect(), ..Place::default() })
+            let few = rows.min(FEW_ROWS);
+            Mutex::new(Place {
+                row: vec![0.0; hidden.max(3 * dim)],
+                first: Vec::new(),
+                second: Vec::new(),
+                angles: angles.collect(),
+                operands: Operands::new(&wanted, few),
+                queries: vec![0.0; few * decoder.heads * dim],
+                ready: None,
+            })
         };
         Ok(Self {
             precision,
             rows,
             all: RowList::new(rows).map_err(too_many)?,
-            operands,
+            operands: Operands::new(&wanted, rows),
             hidden: zeros(hidden),
             queries: zeros(decoder.heads * dim),
             keys: zeros(decoder.kv_heads * dim),

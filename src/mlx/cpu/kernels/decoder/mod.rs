@@ -9,6 +9,7 @@
 
 mod buffers;
 mod cut;
+mod heads;
 mod kv;
 mod row_kernels;
 mod step;

@@ -33,7 +33,8 @@ pub struct Step<'a> {
     pub logits: bool,
 }
 
-/// The parts of a layer, in order, and what surrounds the layers.
+/// The parts of a layer, in order, and what surrounds the layers. With few rows, those that prepare rows for the next
+/// are left out: there each thread prepares them for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Embed,
@@ -41,7 +42,6 @@ pub(super) enum Phase {
     Qkv(usize),
     Heads(usize),
     Attend(usize),
-    Combine(usize),
     AttentionOutput(usize),
     Output(usize),
     MlpInput(usize),
@@ -104,28 +104,38 @@ impl Step<'_> {
         if self.tokens.is_empty() {
             return Ok(());
         }
+        let run = Run::new(self, isa, pool, workspace, out)?;
         let mut phases = vec![Phase::Embed];
-        let layers = 0..self.decoder.layers.len();
-        phases.extend(layers.flat_map(|layer| {
-            [
-                Phase::AttentionInput(layer),
-                Phase::Qkv(layer),
-                Phase::Heads(layer),
-                Phase::Attend(layer),
-                Phase::Combine(layer),
-                Phase::AttentionOutput(layer),
-                Phase::Output(layer),
-                Phase::MlpInput(layer),
-                Phase::GateUp(layer),
-                Phase::MlpMiddle(layer),
-                Phase::Down(layer),
-            ]
-        }));
-        phases.push(Phase::Finish);
-        if self.logits {
-            phases.extend([Phase::HeadInput, Phase::Head]);
+        for layer in 0..self.decoder.layers.len() {
+            if run.is_few() {
+                phases.extend([
+                    Phase::Qkv(layer),
+                    Phase::Attend(layer),
+                    Phase::Output(layer),
+                    Phase::GateUp(layer),
+                    Phase::Down(layer),
+                ]);
+            } else {
+                phases.extend([
+                    Phase::AttentionInput(layer),
+                    Phase::Qkv(layer),
+                    Phase::Heads(layer),
+                    Phase::Attend(layer),
+                    Phase::AttentionOutput(layer),
+                    Phase::Output(layer),
+                    Phase::MlpInput(layer),
+                    Phase::GateUp(layer),
+                    Phase::MlpMiddle(layer),
+                    Phase::Down(layer),
+                ]);
+            }
         }
-        Run::new(self, isa, pool, workspace, out)?.phases(pool, &phases)
+        match (run.is_few(), self.logits) {
+            (true, true) => phases.push(Phase::Head),
+            (false, true) => phases.extend([Phase::Finish, Phase::HeadInput, Phase::Head]),
+            (_, false) => phases.push(Phase::Finish),
+        }
+        run.phases(pool, &phases)
     }
 }
 
@@ -152,6 +162,8 @@ impl Decoder<'_> {
         workspace.hidden[..hidden.len()].copy_from_slice(hidden);
         let tokens = vec![0; rows];
         let step = Step { decoder: self, tokens: &tokens, sequences: &[], logits: true };
-        Run::new(&step, isa, pool, workspace, out)?.phases(pool, &[Phase::HeadInput, Phase::Head])
+        let run = Run::new(&step, isa, pool, workspace, out)?;
+        let phases = [Phase::HeadInput, Phase::Head];
+        run.phases(pool, if run.is_few() { &phases[1..] } else { &phases })
     }
 }

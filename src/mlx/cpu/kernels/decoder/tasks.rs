@@ -1,54 +1,58 @@
 //! What the tasks of each phase do.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::super::super::phases::run_phases;
 use super::super::super::{Isa, Pool};
 use super::super::activation::Activate;
-use super::super::attention::{Attention, PartialPieces, Staged, Stored};
+use super::super::attention::{PartialPieces, Staged};
 use super::super::embedding::open_rows;
 use super::super::error::KernelError;
-use super::super::floats::Floats;
-use super::super::matmul::{Arranged, Arrangement, Part, Precision, RowList};
+use super::super::matmul::{Arrangement, Part, Precision, RowList};
 use super::super::pieces::Pieces;
 use super::super::simd;
-use super::super::views::Heads;
-use super::buffers::{Place, Workspace, lock};
+use super::buffers::{ArrangedList, FEW_ROWS, Place, Workspace, lock};
 use super::cut::{Cut, SHARE};
-use super::kv::{KvStore, Set};
-use super::row_kernels::{AddRow, NormRow, TurnHeads};
+use super::heads::attention;
+use super::row_kernels::{AddRow, NormRow};
 use super::step::{Phase, Sequence, Step};
-use super::{AttentionBlock, Decoder, Norm, OP, Projection};
+use super::{Decoder, Layer, Norm, OP, Projection};
 
 /// Outputs that are computed before they are used further, if there are many rows: few, so that they stay in cache.
 const STRIP: usize = 64;
 
 /// What all tasks of a step share.
 pub(super) struct Run<'a> {
-    isa: Isa,
-    threads: usize,
-    decoder: &'a Decoder<'a>,
-    tokens: &'a [u32],
-    sequences: &'a [Sequence<'a>],
+    pub(super) isa: Isa,
+    pub(super) threads: usize,
+    pub(super) decoder: &'a Decoder<'a>,
+    pub(super) tokens: &'a [u32],
+    pub(super) sequences: &'a [Sequence<'a>],
     /// The first row of each sequence, and how its attention is cut.
-    cuts: Vec<(usize, Staged)>,
-    logits: bool,
-    rows: usize,
-    precision: Precision,
-    all: &'a RowList,
-    operands: Vec<(Arrangement, usize, Arranged)>,
-    hidden: Pieces<'a, f32>,
-    queries: Pieces<'a, f32>,
-    keys: Pieces<'a, f32>,
-    values: Pieces<'a, f32>,
-    attended: Pieces<'a, f32>,
-    delta: Pieces<'a, f32>,
-    gated: Pieces<'a, f32>,
-    partials: PartialPieces<'a>,
-    out: Pieces<'a, f32>,
-    places: &'a [std::sync::Mutex<Place>],
-    failed: AtomicBool,
+    pub(super) cuts: Vec<(usize, Staged)>,
+    pub(super) logits: bool,
+    pub(super) rows: usize,
+    /// Whether each thread prepares rows for itself.
+    pub(super) few: bool,
+    pub(super) precision: Precision,
+    pub(super) all: &'a RowList,
+    pub(super) operands: ArrangedList,
+    /// As the operands, of each place.
+    pub(super) own: Vec<ArrangedList>,
+    pub(super) hidden: Pieces<'a, f32>,
+    pub(super) queries: Pieces<'a, f32>,
+    pub(super) keys: Pieces<'a, f32>,
+    pub(super) values: Pieces<'a, f32>,
+    pub(super) attended: Pieces<'a, f32>,
+    pub(super) delta: Pieces<'a, f32>,
+    pub(super) gated: Pieces<'a, f32>,
+    pub(super) partials: PartialPieces<'a>,
+    pub(super) out: Pieces<'a, f32>,
+    pub(super) places: &'a [std::sync::Mutex<Place>],
+    /// Tasks of each layer that projected queries, keys and values.
+    projected: Vec<AtomicUsize>,
+    pub(super) failed: AtomicBool,
 }
 
 impl<'a> Run<'a> {
@@ -74,7 +78,7 @@ impl<'a> Run<'a> {
             places,
             ..
         } = workspace;
-        let (mut cuts, mut first, mut states) = (Vec::with_capacity(step.sequences.len()), 0, 0);
+        let (mut cuts, mut first, mut parts) = (Vec::with_capacity(step.sequences.len()), 0, (0, 0));
         for sequence in step.sequences {
             let Some((store, layer)) = sequence.stores.iter().zip(&step.decoder.layers).next() else {
                 continue;
@@ -82,12 +86,25 @@ impl<'a> Run<'a> {
             // SAFETY: only shapes are looked at.
             let attention =
                 unsafe { attention(step.decoder, &layer.attention, store, &queries[..], first, sequence)? };
-            let staged = Staged::new(&attention, pool.threads(), states);
+            let staged = Staged::new(&attention, pool.threads(), parts);
             cuts.push((first, staged));
             first += sequence.length;
-            states += staged.states();
+            let (tiles, states) = staged.parts();
+            parts = (parts.0 + tiles, parts.1 + states);
         }
-        partials.reserve(states, step.decoder.head_dim);
+        partials.reserve(parts.0, parts.1, step.decoder.head_dim);
+        let rows = step.tokens.len();
+        // The norm of a result is added to the hidden state, which is for one thread to do.
+        let normed_after =
+            |layer: &Layer<'_>| layer.attention.post_norm.is_some() || layer.mlp.post_norm.is_some();
+        let few = rows <= FEW_ROWS
+            && cuts.iter().all(|(_, cut)| cut.is_by_head())
+            && !step.decoder.layers.iter().any(normed_after);
+        let own = places.iter().map(|place| {
+            let mut place = lock(place);
+            place.ready = None;
+            place.operands.views()
+        });
         Ok(Self {
             isa,
             threads: pool.threads(),
@@ -96,10 +113,12 @@ impl<'a> Run<'a> {
             sequences: step.sequences,
             cuts,
             logits: step.logits,
-            rows: step.tokens.len(),
+            rows,
+            few,
             precision: *precision,
             all,
-            operands: operands.iter_mut().map(|(kind, columns, o)| (*kind, *columns, o.view())).collect(),
+            operands: operands.views(),
+            own: own.collect(),
             hidden: Pieces::new(hidden),
             queries: Pieces::new(queries),
             keys: Pieces::new(keys),
@@ -110,14 +129,21 @@ impl<'a> Run<'a> {
             partials: partials.pieces(),
             out: Pieces::new(out),
             places,
+            projected: step.decoder.layers.iter().map(|_| AtomicUsize::new(0)).collect(),
             failed: AtomicBool::new(false),
         })
+    }
+
+    /// Whether there are so few rows that phases which prepare rows are left out.
+    pub(super) fn is_few(&self) -> bool {
+        self.few
     }
 
     pub(super) fn phases(&self, pool: &Pool, phases: &[Phase]) -> Result<(), KernelError> {
         let tasks: Vec<usize> = phases.iter().map(|&phase| self.tasks(phase)).collect();
         run_phases(pool, &tasks, &|phase, task, place| {
-            self.task(phases[phase], task, &mut lock(&self.places[place]));
+            let operands = if self.few { &self.own[place] } else { &self.operands };
+            self.task(phases[phase], task, &mut lock(&self.places[place]), operands);
         })?;
         if self.failed.load(Ordering::Relaxed) {
             let (what, rule) = ("a product of the model", "one that its kernel can compute");
@@ -141,10 +167,11 @@ impl<'a> Run<'a> {
     }
 
     fn cut(&self, projections: &[&Projection<'_>]) -> Cut {
-        let total = projections.iter().map(|p| p.matrix.rows()).sum();
+        let outputs: [usize; 3] =
+            std::array::from_fn(|index| projections.get(index).map_or(0, |p| p.matrix.rows()));
         let matrix = &projections[0].matrix;
         let arrangement = Arrangement::new(self.isa, matrix, self.precision);
-        Cut::new(self.rows, total, matrix.columns(), arrangement, self.threads)
+        Cut::new(self.rows, &outputs, matrix.columns(), arrangement, self.threads)
     }
 
     fn tasks(&self, phase: Phase) -> usize {
@@ -163,7 +190,6 @@ impl<'a> Run<'a> {
             | Phase::Finish
             | Phase::HeadInput => self.row_tasks(),
             Phase::Attend(_) => self.cuts.iter().map(|(_, cut)| cut.tasks()).sum(),
-            Phase::Combine(_) => self.cuts.iter().map(|(_, cut)| cut.combinations()).sum(),
             Phase::Qkv(index) => {
                 let attention = &layer(index).attention;
                 product(&[&attention.q, &attention.k, &attention.v])
@@ -175,55 +201,75 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn task(&self, phase: Phase, task: usize, place: &mut Place) {
+    fn task(&self, phase: Phase, task: usize, place: &mut Place, operands: &ArrangedList) {
         let decoder = self.decoder;
+        if self.few && place.ready != Some(phase) {
+            place.ready = Some(phase);
+            self.prepare(phase, 0..self.rows, place, operands);
+        }
         // SAFETY (of all that follows): the phases keep apart what writes a buffer and what reads it; the tasks of a
         // phase have different rows or outputs.
         match phase {
             Phase::Embed => self.embed(self.rows_of(task)),
             Phase::AttentionInput(index) => {
-                let added = index.checked_sub(1).and_then(|last| decoder.layers[last].mlp.post_norm.as_ref());
-                let layer = &decoder.layers[index].attention;
-                let next = [&layer.q, &layer.k, &layer.v];
-                self.rows_of(task).for_each(|row| self.norm_row(row, added, &layer.norm, &next, place));
+                self.prepare(Phase::Qkv(index), self.rows_of(task), place, operands)
             }
             Phase::Qkv(index) => {
                 let layer = &decoder.layers[index].attention;
                 let targets = [(&layer.q, &self.queries), (&layer.k, &self.keys), (&layer.v, &self.values)];
-                self.products(task, &targets);
+                self.products(task, &targets, operands);
+                if self.few && self.projected[index].fetch_add(1, Ordering::AcqRel) + 1 == self.tasks(phase) {
+                    self.store_rows(index, place);
+                }
             }
             Phase::Heads(index) => self.rows_of(task).for_each(|row| self.turn_row(row, index, place)),
-            Phase::Attend(index) => self.attend(task, index, false),
-            Phase::Combine(index) => self.attend(task, index, true),
+            Phase::Attend(index) => self.attend(task, index, place),
             Phase::AttentionOutput(index) => {
-                let o = &decoder.layers[index].attention.o;
-                self.rows_of(task).for_each(|row| self.arrange(row, &self.attended, &[o]));
+                self.prepare(Phase::Output(index), self.rows_of(task), place, operands);
             }
             Phase::Output(index) => {
                 let layer = &decoder.layers[index].attention;
-                self.add_product(task, &layer.o, layer.post_norm.is_some(), place);
+                self.add_product(task, &layer.o, layer.post_norm.is_some(), place, operands);
             }
-            Phase::MlpInput(index) => {
-                let added = decoder.layers[index].attention.post_norm.as_ref();
-                let layer = &decoder.layers[index].mlp;
-                let next = [&layer.gate, &layer.up];
-                self.rows_of(task).for_each(|row| self.norm_row(row, added, &layer.norm, &next, place));
-            }
-            Phase::GateUp(index) => self.gate(task, index, place),
-            Phase::MlpMiddle(index) => {
-                let down = &decoder.layers[index].mlp.down;
-                self.rows_of(task).for_each(|row| self.arrange(row, &self.gated, &[down]));
-            }
+            Phase::MlpInput(index) => self.prepare(Phase::GateUp(index), self.rows_of(task), place, operands),
+            Phase::GateUp(index) => self.gate(task, index, place, operands),
+            Phase::MlpMiddle(index) => self.prepare(Phase::Down(index), self.rows_of(task), place, operands),
             Phase::Down(index) => {
                 let layer = &decoder.layers[index].mlp;
-                self.add_product(task, &layer.down, layer.post_norm.is_some(), place);
+                self.add_product(task, &layer.down, layer.post_norm.is_some(), place, operands);
             }
             Phase::Finish => self.rows_of(task).for_each(|row| self.finish_row(row, place)),
-            Phase::HeadInput => {
-                self.rows_of(task)
-                    .for_each(|row| self.norm_row(row, None, &decoder.norm, &[&decoder.head], place));
+            Phase::HeadInput => self.prepare(Phase::Head, self.rows_of(task), place, operands),
+            Phase::Head => self.products(task, &[(&decoder.head, &self.out)], operands),
+        }
+    }
+
+    /// Norms and arranges the rows that the products of a phase multiply.
+    fn prepare(&self, phase: Phase, rows: Range<usize>, place: &mut Place, operands: &ArrangedList) {
+        let layers = &self.decoder.layers;
+        for row in rows {
+            match phase {
+                Phase::Qkv(index) => {
+                    let added = index.checked_sub(1).and_then(|last| layers[last].mlp.post_norm.as_ref());
+                    let layer = &layers[index].attention;
+                    let next = [&layer.q, &layer.k, &layer.v];
+                    self.norm_row(row, added, &layer.norm, &next, place, operands);
+                }
+                Phase::Output(index) => {
+                    self.arrange(row, &self.attended, &layers[index].attention.o, operands)
+                }
+                Phase::GateUp(index) => {
+                    let added = layers[index].attention.post_norm.as_ref();
+                    let layer = &layers[index].mlp;
+                    self.norm_row(row, added, &layer.norm, &[&layer.gate, &layer.up], place, operands);
+                }
+                Phase::Down(index) => self.arrange(row, &self.gated, &layers[index].mlp.down, operands),
+                Phase::Head => {
+                    let decoder = self.decoder;
+                    self.norm_row(row, None, &decoder.norm, &[&decoder.head], place, operands);
+                }
+                _ => {}
             }
-            Phase::Head => self.products(task, &[(&decoder.head, &self.out)]),
         }
     }
 
@@ -245,6 +291,7 @@ impl<'a> Run<'a> {
         norm: &Norm,
         next: &[&Projection<'_>],
         place: &mut Place,
+        operands: &ArrangedList,
     ) {
         let normed = &mut place.row[..self.decoder.hidden()];
         self.add_delta(row, added, normed);
@@ -252,7 +299,7 @@ impl<'a> Run<'a> {
         // SAFETY: the row is this task's.
         let hidden = unsafe { self.hidden.part(range) };
         simd::run(self.isa, NormRow { from: hidden, norm, to: normed });
-        self.arrange_for(row, normed.as_ptr(), next);
+        self.arrange_for(row, normed.as_ptr(), next, operands);
     }
 
     /// Adds the normed delta to a row of the hidden state.
@@ -276,21 +323,21 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn arrange(&self, row: usize, from: &Pieces<'_, f32>, next: &[&Projection<'_>]) {
-        let width = next[0].matrix.columns();
+    fn arrange(&self, row: usize, from: &Pieces<'_, f32>, next: &Projection<'_>, operands: &ArrangedList) {
+        let width = next.matrix.columns();
         // SAFETY: nobody writes `from` in this phase.
         let values = unsafe { from.part(row * width..(row + 1) * width) };
-        self.arrange_for(row, values.as_ptr(), next);
+        self.arrange_for(row, values.as_ptr(), &[next], operands);
     }
 
     /// Arranges a row once for each arrangement that the products want.
-    fn arrange_for(&self, row: usize, values: *const f32, next: &[&Projection<'_>]) {
+    fn arrange_for(&self, row: usize, values: *const f32, next: &[&Projection<'_>], operands: &ArrangedList) {
         for (index, projection) in next.iter().enumerate() {
             let operand = self.operand(projection);
             let before = next[..index].iter().any(|p| self.operand(p) == operand);
             if !before {
-                // SAFETY: the workspace has the row, which is this task's.
-                unsafe { self.operands[operand].2.set(self.isa, row, values) };
+                // SAFETY: the operand has the row, which is this task's, or this thread's.
+                unsafe { operands[operand].2.set(self.isa, row, values) };
             }
         }
     }
@@ -303,7 +350,12 @@ impl<'a> Run<'a> {
     }
 
     /// A part of one of several products of the same rows, written where it belongs.
-    fn products(&self, mut task: usize, targets: &[(&Projection<'_>, &Pieces<'_, f32>)]) {
+    fn products(
+        &self,
+        mut task: usize,
+        targets: &[(&Projection<'_>, &Pieces<'_, f32>)],
+        operands: &ArrangedList,
+    ) {
         let projections: [&Projection<'_>; 3] =
             std::array::from_fn(|index| targets[index.min(targets.len() - 1)].0);
         let cut = self.cut(&projections[..targets.len()]);
@@ -313,7 +365,7 @@ impl<'a> Run<'a> {
             if task < count {
                 let (rows, outputs_range) = cut.part(outputs, task);
                 let to = to.place(rows.start * outputs + outputs_range.start);
-                self.multiply(projection, rows, outputs_range, to, outputs);
+                self.multiply(projection, (rows, outputs_range), to, outputs, operands);
                 return;
             }
             task -= count;
@@ -323,27 +375,34 @@ impl<'a> Run<'a> {
     fn multiply(
         &self,
         projection: &Projection<'_>,
-        rows: Range<usize>,
-        outputs: Range<usize>,
+        (rows, outputs): (Range<usize>, Range<usize>),
         to: *mut f32,
         stride: usize,
+        operands: &ArrangedList,
     ) {
-        let x = self.operands[self.operand(projection)].2;
+        let x = operands[self.operand(projection)].2;
         let Projection { matrix, bias } = projection;
         let part = Part { matrix, bias: *bias, x, all: self.all, rows, outputs };
-        // SAFETY: the operand was arranged in the phase before; the place is this task's.
+        // SAFETY: the operand was arranged before; the place is this task's.
         if unsafe { part.run(self.isa, to, stride) }.is_err() {
             self.failed.store(true, Ordering::Relaxed);
         }
     }
 
     /// A part of a product that is added to the hidden state, or put aside to be normed.
-    fn add_product(&self, task: usize, projection: &Projection<'_>, aside: bool, place: &mut Place) {
+    fn add_product(
+        &self,
+        task: usize,
+        projection: &Projection<'_>,
+        aside: bool,
+        place: &mut Place,
+        operands: &ArrangedList,
+    ) {
         let width = projection.matrix.rows();
         let (rows, outputs) = self.cut(&[projection]).part(width, task);
         if aside {
             let to = self.delta.place(rows.start * width + outputs.start);
-            self.multiply(projection, rows, outputs, to, width);
+            self.multiply(projection, (rows, outputs), to, width, operands);
             return;
         }
         let strip = if rows.len() > 4 { STRIP } else { outputs.len() };
@@ -351,7 +410,7 @@ impl<'a> Run<'a> {
             let strip = first..outputs.end.min(first + strip);
             let count = strip.len();
             place.first.resize(rows.len() * count, 0.0);
-            self.multiply(projection, rows.clone(), strip, place.first.as_mut_ptr(), count);
+            self.multiply(projection, (rows.clone(), strip), place.first.as_mut_ptr(), count, operands);
             for (row, added) in rows.clone().zip(place.first.chunks_exact(count)) {
                 // SAFETY: the place is this task's.
                 let hidden = unsafe { self.hidden.piece(row * width + first..row * width + first + count) };
@@ -360,7 +419,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn gate(&self, task: usize, index: usize, place: &mut Place) {
+    fn gate(&self, task: usize, index: usize, place: &mut Place, operands: &ArrangedList) {
         let layer = &self.decoder.layers[index].mlp;
         let width = layer.gate.matrix.rows();
         let (rows, outputs) = self.cut(&[&layer.gate]).part(width, task);
@@ -370,8 +429,9 @@ impl<'a> Run<'a> {
             let count = strip.len();
             place.first.resize(rows.len() * count, 0.0);
             place.second.resize(rows.len() * count, 0.0);
-            self.multiply(&layer.gate, rows.clone(), strip.clone(), place.first.as_mut_ptr(), count);
-            self.multiply(&layer.up, rows.clone(), strip, place.second.as_mut_ptr(), count);
+            let part = (rows.clone(), strip);
+            self.multiply(&layer.gate, part.clone(), place.first.as_mut_ptr(), count, operands);
+            self.multiply(&layer.up, part, place.second.as_mut_ptr(), count, operands);
             let gates = place.first.chunks_exact(count).zip(place.second.chunks_exact(count));
             for (row, (gate, up)) in rows.clone().zip(gates) {
                 // SAFETY: the place is this task's.
@@ -380,102 +440,4 @@ impl<'a> Run<'a> {
             }
         }
     }
-
-    /// Norms and turns the queries and keys of a row, and stores its keys and values.
-    fn turn_row(&self, row: usize, index: usize, place: &mut Place) {
-        let (decoder, layer) = (self.decoder, &self.decoder.layers[index].attention);
-        let sequence = self.cuts.partition_point(|(first, _)| *first <= row) - 1;
-        let position = self.sequences[sequence].position + row - self.cuts[sequence].0;
-        let store = &self.sequences[sequence].stores[index];
-        let dim = decoder.head_dim;
-        let (queries, keys) = (decoder.heads * dim, decoder.kv_heads * dim);
-        // SAFETY: the row is this task's.
-        let (queries, keys, values) = unsafe {
-            (
-                self.queries.piece(row * queries..(row + 1) * queries),
-                self.keys.piece(row * keys..(row + 1) * keys),
-                self.values.piece(row * keys..(row + 1) * keys),
-            )
-        };
-        let rope = &decoder.ropes[layer.rope];
-        let Some(angles) = place.angles.get_mut(layer.rope) else { return };
-        let norms = layer.qk_norm.as_ref();
-        let scratch = &mut place.row[..dim];
-        let position_number = position as i32;
-        let q_norm = norms.map(|(q, _)| q);
-        simd::run(
-            self.isa,
-            TurnHeads { rope, angles, norm: q_norm, scratch, position: position_number, heads: queries, dim },
-        );
-        let scratch = &mut place.row[..dim];
-        let k_norm = norms.map(|(_, k)| k);
-        simd::run(
-            self.isa,
-            TurnHeads { rope, angles, norm: k_norm, scratch, position: position_number, heads: keys, dim },
-        );
-        let pairs = keys.chunks_exact_mut(dim).zip(values.chunks_exact_mut(dim));
-        for (head, (key, value)) in pairs.enumerate() {
-            simd::run(self.isa, Set { store, head, position, key, value });
-        }
-    }
-
-    fn attend(&self, mut task: usize, index: usize, combine: bool) {
-        for ((first, staged), sequence) in self.cuts.iter().zip(self.sequences) {
-            let count = if combine { staged.combinations() } else { staged.tasks() };
-            if task >= count {
-                task -= count;
-                continue;
-            }
-            let (store, layer) = (&sequence.stores[index], &self.decoder.layers[index].attention);
-            let width = self.decoder.heads * self.decoder.head_dim;
-            // SAFETY: queries and stores are only read in this phase; the tasks of a plan are disjoint.
-            unsafe {
-                let queries = self.queries.part(0..self.rows * width);
-                match attention(self.decoder, layer, store, queries, *first, sequence) {
-                    Ok(attention) if combine => {
-                        let out = (*first, &self.attended);
-                        staged.combine(self.isa, &attention, task, &self.partials, out);
-                    }
-                    Ok(attention) => {
-                        let out = (*first, &self.attended);
-                        staged.attend(self.isa, &attention, task, &self.partials, out);
-                    }
-                    Err(_) => self.failed.store(true, Ordering::Relaxed),
-                }
-            }
-            return;
-        }
-    }
-}
-
-/// The attention of a sequence whose rows begin at `first`.
-///
-/// # Safety
-/// Nobody writes to the store while the result is used.
-unsafe fn attention<'a>(
-    decoder: &Decoder<'_>,
-    layer: &AttentionBlock<'_>,
-    store: &'a KvStore,
-    queries: &'a [f32],
-    first: usize,
-    sequence: &Sequence<'_>,
-) -> Result<Attention<'a>, KernelError> {
-    let (heads, dim) = (decoder.heads, decoder.head_dim);
-    let queries = &queries[first * heads * dim..];
-    // SAFETY: the caller's promise.
-    let (keys, values) = unsafe { store.views(sequence.position + sequence.length)? };
-    Ok(Attention {
-        queries: Heads::new(
-            Floats::F32(queries),
-            [1, heads, sequence.length, dim],
-            [0, dim, heads * dim, 1],
-        )?,
-        keys: Stored::Dense(keys),
-        values: Stored::Dense(values),
-        scale: layer.scale,
-        causal: true,
-        window: layer.window,
-        mask: None,
-        sinks: None,
-    })
 }

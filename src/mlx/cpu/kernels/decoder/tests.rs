@@ -79,13 +79,37 @@ struct Family {
     hidden: usize,
     head_dim: usize,
     intermediate: usize,
-    /// Biases everywhere, norms on heads, norms on results, every other layer sliding, GELU.
+    /// Biases everywhere, norms on heads, every other layer sliding, GELU.
     rich: bool,
+    /// Norms on results.
+    normed_after: bool,
 }
 
-const FAMILIES: [Family; 2] = [
-    Family { coding: CODINGS[0], hidden: 96, head_dim: 32, intermediate: 160, rich: false },
-    Family { coding: CODINGS[0], hidden: 128, head_dim: 64, intermediate: 832, rich: true },
+const FAMILIES: [Family; 3] = [
+    Family {
+        coding: CODINGS[0],
+        hidden: 96,
+        head_dim: 32,
+        intermediate: 160,
+        rich: false,
+        normed_after: false,
+    },
+    Family {
+        coding: CODINGS[0],
+        hidden: 128,
+        head_dim: 64,
+        intermediate: 832,
+        rich: true,
+        normed_after: false,
+    },
+    Family {
+        coding: CODINGS[0],
+        hidden: 128,
+        head_dim: 64,
+        intermediate: 832,
+        rich: true,
+        normed_after: true,
+    },
 ];
 
 fn norm_of(seed: u64, features: usize) -> Norm {
@@ -93,7 +117,7 @@ fn norm_of(seed: u64, features: usize) -> Norm {
 }
 
 fn decoder(family: Family) -> Decoder<'static> {
-    let Family { coding, hidden, head_dim, intermediate, rich } = family;
+    let Family { coding, hidden, head_dim, intermediate, rich, normed_after } = family;
     let mut seed = 1;
     let mut projection = |rows, columns| {
         seed += 10;
@@ -112,7 +136,7 @@ fn decoder(family: Family) -> Decoder<'static> {
             rope: (index % 2) as usize,
             window: (rich && index % 2 == 0).then_some(WINDOW),
             scale: (head_dim as f32).powf(-0.5),
-            post_norm: rich.then(|| norm_of(930 + index, hidden)),
+            post_norm: normed_after.then(|| norm_of(930 + index, hidden)),
         },
         mlp: MlpBlock {
             norm: norm_of(940 + index, hidden),
@@ -120,7 +144,7 @@ fn decoder(family: Family) -> Decoder<'static> {
             up: projection(intermediate, hidden),
             down: projection(hidden, intermediate),
             activation: if rich { Activation::GeluTanh } else { Activation::Silu },
-            post_norm: rich.then(|| norm_of(950 + index, hidden)),
+            post_norm: normed_after.then(|| norm_of(950 + index, hidden)),
         },
     });
     let layers = layers.collect();
@@ -309,7 +333,7 @@ fn chunks_threads_and_neighbours_change_no_bit() {
             let bench = |pool| Bench { decoder: &decoder, isa, pool, precision };
             let whole = bench(&pools[0]).prompt(&tokens, &[203], KvType::F16);
             for pool in &pools {
-                for chunks in [&[1, 64, 5][..], &[33], &[203]] {
+                for chunks in [&[1, 64, 5][..], &[3], &[33], &[203]] {
                     let found = bench(pool).prompt(&tokens, chunks, KvType::F16);
                     assert_eq!(bits(&found), bits(&whole), "{chunks:?}");
                 }

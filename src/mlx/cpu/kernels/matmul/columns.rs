@@ -138,7 +138,7 @@ impl<W> Outer<'_, W> {
                         }
                         let block = if left >= BLOCK {
                             let group = self.source.group(&segment, index);
-                            self.source.block(&segment, group, index)
+                            self.source.block::<true>(&segment, group, index)
                         } else {
                             self.source.tail(&segment, index, left)
                         };
@@ -217,7 +217,7 @@ impl<W> Outer<'_, W> {
             self.source.open(row, first, count, self.ahead, &mut segment);
             for index in 0..count / BLOCK {
                 let group = self.source.group(&segment, index);
-                S::block_store(to.add(index * BLOCK), self.source.block(&segment, group, index));
+                S::block_store(to.add(index * BLOCK), self.source.block::<true>(&segment, group, index));
             }
             if !count.is_multiple_of(BLOCK) {
                 let index = count / BLOCK;

@@ -18,8 +18,10 @@
     reason = "a tile's loops all run over the same few registers, by index"
 )]
 
+mod ahead;
 mod codes;
 mod columns;
+mod dense;
 mod integer;
 mod matrix;
 mod output;

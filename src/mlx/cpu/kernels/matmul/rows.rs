@@ -8,15 +8,16 @@
 use super::super::super::Pool;
 use super::super::floats::Floats;
 use super::MatmulError;
+use super::ahead::{Ahead, Coming};
 use super::matrix::Matrix;
 use super::output::Output;
 use super::prepare::{Scratch, widen};
 use super::schedule::{Plan, Task};
 use super::simd::{BLOCK, Kernel, Simd};
-use super::source::{SEGMENT, Source, Visitor, dispatch};
+use super::source::{CHUNK, SEGMENT, Source, Visitor, WideScales, dispatch};
 
 /// Rows of x that stay in second-level cache while weights pass by.
-pub(super) const BLOCK_ROWS: usize = 96;
+pub(super) const BLOCK_ROWS: usize = 128;
 /// Outputs whose sums are kept between segments of K.
 const BLOCK_OUTPUTS: usize = 32;
 /// Rows of x in a tile.
@@ -28,21 +29,18 @@ const FUSED: usize = 4;
 const FUSED_ROWS: usize = 4;
 /// Outputs of a row of x are this far apart; sums of a partial four reach past the last.
 const STRIDE: usize = BLOCK_OUTPUTS + 4;
-/// How far ahead weights are asked for, at most; farther ones would push those in use out of the cache.
-const MOST_AHEAD: usize = 24 * 1024;
-/// How far ahead at least: what passes while memory answers.
-const LEAST_AHEAD: usize = 4096;
 /// Cache lines that the processor can wait for at once.
 const LINES: usize = 16;
-/// How far ahead in a long row, where the processor's own prefetching follows.
-const ROW_AHEAD: usize = 2048;
+/// f32 that unpacked weights take, or the scales of those that are unpacked in registers.
+const PANEL: usize =
+    if WideScales::SIZE > 8 * SEGMENT { WideScales::SIZE.next_multiple_of(16) } else { 8 * SEGMENT };
 
 struct Dot<'a, W> {
     source: W,
     outputs: usize,
     inputs: usize,
     padded: usize,
-    ahead: usize,
+    ahead: Ahead,
     x: *const f32,
     output: &'a Output<'a>,
     plan: &'a Plan,
@@ -65,8 +63,7 @@ impl<'a, W> Dot<'a, W> {
         W: Source<S>,
     {
         let (outputs, inputs) = (matrix.rows, matrix.columns);
-        let next_rows = FUSED_ROWS * source.bytes(inputs);
-        let ahead = if next_rows > MOST_AHEAD { ROW_AHEAD } else { next_rows.max(LEAST_AHEAD) };
+        let ahead = Ahead::new(source.bytes(inputs), FUSED_ROWS);
         let padded = inputs.next_multiple_of(BLOCK);
         Self { source, outputs, inputs, padded, ahead, x, output, plan, tasks }
     }
@@ -139,10 +136,10 @@ impl<S: Simd, W: Source<S>> Kernel<S> for Dot<'_, W> {
         let task = self.tasks[task];
         let pairs = task.last_pair - task.first_pair;
         let kept = if self.inputs > SEGMENT { pairs * BLOCK_OUTPUTS * S::LANES } else { 0 };
-        let mut scratch = Scratch::take(8 * SEGMENT + pairs * STRIDE + kept);
+        let mut scratch = Scratch::take(PANEL + pairs * STRIDE + kept);
         let panel = scratch.as_mut_ptr();
         // SAFETY: the three parts of the scratch memory, as sized above.
-        let (values, sums) = unsafe { (panel.add(8 * SEGMENT), panel.add(8 * SEGMENT + pairs * STRIDE)) };
+        let (values, sums) = unsafe { (panel.add(PANEL), panel.add(PANEL + pairs * STRIDE)) };
         for first in (task.first..task.last).step_by(BLOCK_OUTPUTS) {
             let strip = Strip {
                 first_pair: task.first_pair,
@@ -180,7 +177,7 @@ struct Strip {
     /// The first row of weights, counted through all stacked matrices, and how many.
     row: usize,
     count: usize,
-    /// `[TILE, SEGMENT]` unpacked weights.
+    /// `[TILE, SEGMENT]` unpacked weights, or wide scales.
     panel: *mut f32,
     /// `[BLOCK_OUTPUTS / TILE, pairs, TILE]` vectors, if K has more than one segment.
     sums: *mut f32,
@@ -220,15 +217,16 @@ impl<W> Dot<'_, W> {
         for (m, x) in x.iter_mut().enumerate() {
             *x = self.x_row(strip.first_pair + m);
         }
+        let scales = WideScales(strip.panel);
         let mut done = 0;
         // SAFETY: the rows lie in the matrix; there is room for four values at any place of the outputs.
         unsafe {
             while done + R <= strip.count {
-                self.dots::<S, M, R, G>(strip.row + done, x, strip.values.add(done));
+                self.dots::<S, M, R, G>(strip.row + done, x, (scales, strip.values.add(done)));
                 done += R;
             }
             while done < strip.count {
-                self.dots::<S, M, 1, G>(strip.row + done, x, strip.values.add(done));
+                self.dots::<S, M, 1, G>(strip.row + done, x, (scales, strip.values.add(done)));
                 done += 1;
             }
         }
@@ -240,30 +238,42 @@ impl<W> Dot<'_, W> {
         &self,
         row: usize,
         x: [*const f32; M],
-        values: *mut f32,
+        (scales, values): (WideScales, *mut f32),
     ) where
         W: Source<S>,
     {
-        // SAFETY: the caller's promise; x is padded to whole blocks.
+        let coming = self.source.address(row, 0).wrapping_add(self.ahead.bytes);
+        let (across, along) = self.ahead.apart.map_or((64, 64 * R), |apart| (apart, 64));
+        let lines = R * self.source.bytes(BLOCK);
+        // SAFETY: the caller's promise; x is padded to whole blocks; a prefetch of any address is allowed.
         unsafe {
+            self.source.fetch_scales(row + self.ahead.rows, R);
             let mut sums = [[S::zero(); FUSED_ROWS]; M];
-            let mut segments = [W::unopened(); R];
-            let mut start = 0;
-            while start < self.inputs {
-                let length = SEGMENT.min(self.inputs - start);
-                for (r, segment) in segments.iter_mut().enumerate() {
-                    self.source.open(row + r, start, length, self.ahead, segment);
+            for start in (0..self.inputs).step_by(CHUNK) {
+                let length = CHUNK.min(self.inputs - start);
+                let width = self.source.widen_scales((row, R), (start, length), scales);
+                let mut from = [self.source.address(row, start); R];
+                let mut scales = [scales; R];
+                for r in 1..R {
+                    from[r] = self.source.address(row + r, start);
+                    scales[r] = scales[0].row(r, width);
                 }
                 let blocks = length / BLOCK;
                 let mut index = 0;
                 while index + G <= blocks {
-                    let mut groups = [self.source.group(&segments[0], index); R];
+                    let mut groups = [self.group::<S, G>(scales[0], index); R];
                     for r in 1..R {
-                        groups[r] = self.source.group(&segments[r], index);
+                        groups[r] = self.group::<S, G>(scales[r], index);
                     }
                     for index in index..index + G {
+                        let place = start / BLOCK + index;
+                        for line in 0..lines.div_ceil(64) {
+                            let line = place * lines / 64 + line;
+                            S::prefetch(coming.wrapping_add(line % R * across + line / R * along));
+                        }
                         for r in 0..R {
-                            let block = self.source.block(&segments[r], groups[r], index);
+                            let place = from[r].add(self.source.bytes(index * BLOCK));
+                            let block = self.source.block_at(place, groups[r]);
                             for m in 0..M {
                                 let x = x[m].add(start + index * BLOCK);
                                 sums[m][r] = S::block_dot(block, x, sums[m][r]);
@@ -272,28 +282,45 @@ impl<W> Dot<'_, W> {
                     }
                     index += G;
                 }
-                if index < blocks {
+                if index * BLOCK < length {
+                    let left = length - index * BLOCK;
                     for r in 0..R {
-                        let group = self.source.group(&segments[r], index);
-                        let block = self.source.block(&segments[r], group, index);
+                        let place = from[r].add(self.source.bytes(index * BLOCK));
+                        let group = self.group::<S, G>(scales[r], index);
+                        let mut block = self.source.part_at(place, group, left.min(BLOCK));
                         for m in 0..M {
                             sums[m][r] = S::block_dot(block, x[m].add(start + index * BLOCK), sums[m][r]);
                         }
-                    }
-                }
-                if !length.is_multiple_of(BLOCK) {
-                    let index = length / BLOCK;
-                    for r in 0..R {
-                        let block = self.source.tail(&segments[r], index, length % BLOCK);
-                        for m in 0..M {
-                            sums[m][r] = S::block_dot(block, x[m].add(start + index * BLOCK), sums[m][r]);
+                        // With two blocks a group there may be a whole one left besides.
+                        if left > BLOCK {
+                            let place = from[r].add(self.source.bytes((index + 1) * BLOCK));
+                            block = self.source.part_at(place, group, left - BLOCK);
+                            for m in 0..M {
+                                let x = x[m].add(start + (index + 1) * BLOCK);
+                                sums[m][r] = S::block_dot(block, x, sums[m][r]);
+                            }
                         }
                     }
                 }
-                start += length;
             }
             for m in 0..M {
                 S::sum4(sums[m], values.add(m * STRIDE));
+            }
+        }
+    }
+
+    /// The group of a block, of which `G` share one.
+    #[inline(always)]
+    unsafe fn group<S: Simd, const G: usize>(&self, scales: WideScales, index: usize) -> W::Group
+    where
+        W: Source<S>,
+    {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if G == 1 {
+                self.source.wide_group::<false>(scales, index)
+            } else {
+                self.source.wide_group::<true>(scales, index)
             }
         }
     }
@@ -376,14 +403,14 @@ impl<W> Dot<'_, W> {
             let mut index = 0;
             while self.source.pairs() && index + 2 <= blocks {
                 let group = self.source.group(&segment, index);
-                S::block_store(to.add(index * BLOCK), self.source.block(&segment, group, index));
+                S::block_store(to.add(index * BLOCK), self.source.block::<false>(&segment, group, index));
                 index += 1;
-                S::block_store(to.add(index * BLOCK), self.source.block(&segment, group, index));
+                S::block_store(to.add(index * BLOCK), self.source.block::<false>(&segment, group, index));
                 index += 1;
             }
             while index < blocks {
                 let group = self.source.group(&segment, index);
-                S::block_store(to.add(index * BLOCK), self.source.block(&segment, group, index));
+                S::block_store(to.add(index * BLOCK), self.source.block::<false>(&segment, group, index));
                 index += 1;
             }
             if !length.is_multiple_of(BLOCK) {
@@ -392,29 +419,6 @@ impl<W> Dot<'_, W> {
                 S::block_store(to.add(index * BLOCK), block);
             }
         }
-    }
-}
-
-/// Packed weights that will be unpacked next; they are fetched while a tile is multiplied.
-struct Coming {
-    from: *const u8,
-    row_bytes: usize,
-    /// Cache lines of each row.
-    lines: usize,
-    done: usize,
-}
-
-impl Coming {
-    /// Asks for up to `count` more cache lines of `T` rows.
-    #[inline(always)]
-    unsafe fn fetch<S: Simd, const T: usize>(&mut self, count: usize) {
-        let last = (self.done + count).min(T * self.lines);
-        for line in self.done..last {
-            let from = self.from.wrapping_add(line % T * self.row_bytes + line / T * 64);
-            // SAFETY: a prefetch of any address is allowed.
-            unsafe { S::prefetch(from) };
-        }
-        self.done = last;
     }
 }
 

@@ -6,6 +6,7 @@ use std::mem::MaybeUninit;
 use super::super::floats::Floats;
 use super::MatmulError;
 use super::codes::{Bits, Bytes, Code, Fp4, Fp8, Nibbles};
+use super::dense::Dense;
 use super::matrix::{Matrix, Scales, Storage};
 use super::reference::{e4m3, e8m0};
 use super::simd::{BLOCK, Simd};
@@ -18,6 +19,13 @@ pub(super) const SEGMENT: usize = 768;
 /// Places for the scales of a segment: groups at the smallest group, one more that stands for a missing half block,
 /// and room for a whole vector at the end.
 const MOST_GROUPS: usize = SEGMENT / 16 + 16;
+
+/// The most columns whose scales are made wide at once: whole groups of every size.
+pub(super) const CHUNK: usize = 96 * 128;
+
+/// Places for the scales of a chunk of four rows: groups at the smallest group, one more that stands for a missing half
+/// block, and room for a whole vector at the end.
+const MOST_SCALES: usize = (4 * (CHUNK / 16 + 1)).next_multiple_of(16) + 16;
 
 /// Rows of weights that can be read in blocks.
 ///
@@ -37,17 +45,52 @@ pub(super) trait Source<S: Simd>: Copy + Send + Sync {
     fn bytes(&self, columns: usize) -> usize;
     /// Where a column of a row lies, which need not exist.
     fn address(&self, row: usize, column: usize) -> *const u8;
-    /// Prepares columns `start` (a multiple of 32) to `start + length` of a row of all stacked matrices. Reading will
-    /// ask for the weights `ahead` bytes after those in use.
+    /// Prepares columns `start` (a multiple of 32) to `start + length` of a row of all stacked matrices. Reading with
+    /// `FETCH` will ask for the weights `ahead` bytes after those in use.
     unsafe fn open(&self, row: usize, start: usize, length: usize, ahead: usize, segment: &mut Self::Segment);
     /// Whether blocks `2 * n` and `2 * n + 1` of a row are of one group.
     fn pairs(&self) -> bool;
     /// The group of the block that begins at column `32 * index` of the segment.
     unsafe fn group(&self, segment: &Self::Segment, index: usize) -> Self::Group;
     /// The block that begins at column `32 * index` of the segment, all of it within the segment.
-    unsafe fn block(&self, segment: &Self::Segment, group: Self::Group, index: usize) -> S::Block;
+    unsafe fn block<const FETCH: bool>(
+        &self,
+        segment: &Self::Segment,
+        group: Self::Group,
+        index: usize,
+    ) -> S::Block;
     /// The last block of a segment, `length` columns and then zeros.
     unsafe fn tail(&self, segment: &Self::Segment, index: usize, length: usize) -> S::Block;
+
+    /// Writes the scales and biases of columns `start` to `start + length` (whole groups) of some rows, `[rows, width]`,
+    /// and may write up to 15 values more. Returns the width.
+    unsafe fn widen_scales(&self, rows: (usize, usize), columns: (usize, usize), to: WideScales) -> usize;
+    /// Asks for the scales of some rows, which need not exist.
+    unsafe fn fetch_scales(&self, row: usize, rows: usize);
+    /// The group of block `index`, by the scales of its row from the first of these blocks on. `PAIRS` says what
+    /// [`pairs`](Self::pairs) does.
+    unsafe fn wide_group<const PAIRS: bool>(&self, scales: WideScales, index: usize) -> Self::Group;
+    /// A block.
+    unsafe fn block_at(&self, from: *const u8, group: Self::Group) -> S::Block;
+    /// A block of which there are but `length` columns; the rest is zeros.
+    unsafe fn part_at(&self, from: *const u8, group: Self::Group, length: usize) -> S::Block;
+}
+
+/// Where scales and biases lie as f32.
+#[derive(Clone, Copy)]
+pub(super) struct WideScales(pub *mut f32);
+
+/// From scales to their biases.
+const BIASES: usize = MOST_SCALES;
+
+impl WideScales {
+    /// f32 that there must be room for.
+    pub(super) const SIZE: usize = 2 * MOST_SCALES;
+
+    #[inline(always)]
+    pub(super) fn row(self, row: usize, width: usize) -> Self {
+        Self(self.0.wrapping_add(row * width))
+    }
 }
 
 /// Something to do with weights of any storage.
@@ -90,126 +133,6 @@ pub(super) unsafe fn dispatch<S: Simd, V: Visitor<S>>(
                     (QuantMode::Affine, _) => visitor.visit(Packed::<Bytes>::new(packed)),
                 }
             }
-        }
-    }
-}
-
-/// A type of dense weights.
-trait Element: Copy + Send + Sync + 'static {
-    /// # Safety
-    /// As for [`Source`].
-    unsafe fn block<S: Simd>(from: *const Self) -> S::Block;
-}
-
-impl Element for f32 {
-    #[inline(always)]
-    unsafe fn block<S: Simd>(from: *const Self) -> S::Block {
-        // SAFETY: the caller's promise.
-        unsafe { S::f32s(from) }
-    }
-}
-
-impl Element for half::f16 {
-    #[inline(always)]
-    unsafe fn block<S: Simd>(from: *const Self) -> S::Block {
-        // SAFETY: the caller's promise; the type is a transparent u16.
-        unsafe { S::f16s(from.cast()) }
-    }
-}
-
-impl Element for half::bf16 {
-    #[inline(always)]
-    unsafe fn block<S: Simd>(from: *const Self) -> S::Block {
-        // SAFETY: the caller's promise; the type is a transparent u16.
-        unsafe { S::bf16s(from.cast()) }
-    }
-}
-
-struct Dense<T> {
-    base: *const T,
-    columns: usize,
-}
-
-impl<T> Dense<T> {
-    fn new(base: *const T, columns: usize) -> Self {
-        Self { base, columns }
-    }
-}
-
-impl<T> Clone for Dense<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for Dense<T> {}
-
-// SAFETY: read-only use of a slice that is borrowed for the whole call.
-unsafe impl<T: Sync> Send for Dense<T> {}
-// SAFETY: as above.
-unsafe impl<T: Sync> Sync for Dense<T> {}
-
-impl<S: Simd, T: Element> Source<S> for Dense<T> {
-    const NIBBLES: bool = false;
-    type Segment = (*const T, usize);
-    type Group = ();
-
-    #[inline(always)]
-    fn unopened() -> Self::Segment {
-        (std::ptr::null(), 0)
-    }
-
-    #[inline(always)]
-    fn bytes(&self, columns: usize) -> usize {
-        columns * size_of::<T>()
-    }
-
-    #[inline(always)]
-    fn address(&self, row: usize, column: usize) -> *const u8 {
-        self.base.wrapping_add(row * self.columns + column).cast()
-    }
-
-    #[inline(always)]
-    unsafe fn open(
-        &self,
-        row: usize,
-        start: usize,
-        _length: usize,
-        ahead: usize,
-        segment: &mut Self::Segment,
-    ) {
-        // SAFETY: row and column lie in the matrix.
-        *segment = (unsafe { self.base.add(row * self.columns + start) }, ahead);
-    }
-
-    #[inline(always)]
-    fn pairs(&self) -> bool {
-        true
-    }
-
-    #[inline(always)]
-    unsafe fn group(&self, _segment: &Self::Segment, _index: usize) {}
-
-    #[inline(always)]
-    unsafe fn block(&self, (from, ahead): &Self::Segment, (): (), index: usize) -> S::Block {
-        // SAFETY: the block lies in the row.
-        unsafe {
-            let from = from.add(index * BLOCK);
-            let next = from.cast::<u8>().wrapping_add(*ahead);
-            for line in (0..size_of::<[T; BLOCK]>()).step_by(64) {
-                S::prefetch(next.wrapping_add(line));
-            }
-            T::block::<S>(from)
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn tail(&self, (from, _): &Self::Segment, index: usize, length: usize) -> S::Block {
-        let mut copy = MaybeUninit::<[T; BLOCK]>::zeroed();
-        // SAFETY: `length` columns are left in the row, fewer than a block; all bits zero is a zero of all types.
-        unsafe {
-            std::ptr::copy_nonoverlapping(from.add(index * BLOCK), copy.as_mut_ptr().cast(), length);
-            T::block::<S>(copy.as_ptr().cast())
         }
     }
 }
@@ -358,17 +281,25 @@ impl<S: Simd, C: Code> Source<S> for Packed<C> {
     unsafe fn group(&self, segment: &Opened, index: usize) -> C::Group<S> {
         // SAFETY: the block lies in the segment.
         unsafe {
-            let (scale, bias) = self.scale(segment, index);
+            let group = (segment.offset + index * BLOCK) >> self.layout.group_shift;
+            let (scale, bias) = self.scale(segment, group);
             C::group::<S>(scale, bias)
         }
     }
 
     #[inline(always)]
-    unsafe fn block(&self, segment: &Opened, group: C::Group<S>, index: usize) -> S::Block {
+    unsafe fn block<const FETCH: bool>(
+        &self,
+        segment: &Opened,
+        group: C::Group<S>,
+        index: usize,
+    ) -> S::Block {
         // SAFETY: the block lies in the segment.
         unsafe {
             let from = segment.from.add(index * BLOCK * C::BITS / 8);
-            S::prefetch(from.wrapping_add(segment.ahead));
+            if FETCH {
+                S::prefetch(from.wrapping_add(segment.ahead));
+            }
             C::block::<S>(from, group)
         }
     }
@@ -383,16 +314,123 @@ impl<S: Simd, C: Code> Source<S> for Packed<C> {
             C::block::<S>(copy.as_ptr(), <Self as Source<S>>::group(self, segment, index))
         }
     }
+
+    #[inline(always)]
+    unsafe fn widen_scales(
+        &self,
+        (row, rows): (usize, usize),
+        (start, length): (usize, usize),
+        WideScales(to): WideScales,
+    ) -> usize {
+        let Layout { scales, columns, group_shift, .. } = self.layout;
+        let (across, groups) = (columns >> group_shift, length >> group_shift);
+        let first = row * across + (start >> group_shift);
+        let width = groups + usize::from(C::HALVES);
+        // Rows that are wanted whole are one run.
+        let (runs, count) = if width == across { (1, rows * groups) } else { (rows, groups) };
+        // SAFETY: the groups lie in the matrix, and there is room for them.
+        unsafe {
+            for run in 0..runs {
+                let (first, to) = (first + run * across, to.add(run * width));
+                let to_biases = to.add(BIASES);
+                match scales {
+                    ScaleBase::Bf16(scales, biases) => {
+                        S::scales_bf16(scales.add(first), count, to);
+                        S::scales_bf16(biases.add(first), count, to_biases);
+                    }
+                    ScaleBase::F16(scales, biases) => {
+                        S::scales_f16(scales.add(first), count, to);
+                        S::scales_f16(biases.add(first), count, to_biases);
+                    }
+                    ScaleBase::F32(scales, biases) => {
+                        std::ptr::copy_nonoverlapping(scales.add(first), to, count);
+                        std::ptr::copy_nonoverlapping(biases.add(first), to_biases, count);
+                    }
+                    ScaleBase::E8m0(scales) => {
+                        for group in 0..count {
+                            *to.add(group) = e8m0(*scales.add(first + group));
+                        }
+                    }
+                    ScaleBase::E4m3(scales) => {
+                        for group in 0..count {
+                            *to.add(group) = e4m3(*scales.add(first + group));
+                        }
+                        *to.add(count) = 0.0;
+                    }
+                }
+            }
+        }
+        width
+    }
+
+    #[inline(always)]
+    unsafe fn fetch_scales(&self, row: usize, rows: usize) {
+        let Layout { scales, columns, group_shift, .. } = self.layout;
+        let across = columns >> group_shift;
+        let (first, count) = (row * across, rows * across);
+        // SAFETY: a prefetch of any address is allowed.
+        unsafe {
+            match scales {
+                ScaleBase::F32(scales, biases) => {
+                    for at in (first..first + count).step_by(16) {
+                        S::prefetch(scales.wrapping_add(at).cast());
+                        S::prefetch(biases.wrapping_add(at).cast());
+                    }
+                }
+                ScaleBase::F16(scales, biases) | ScaleBase::Bf16(scales, biases) => {
+                    for at in (first..first + count).step_by(32) {
+                        S::prefetch(scales.wrapping_add(at).cast());
+                        S::prefetch(biases.wrapping_add(at).cast());
+                    }
+                }
+                ScaleBase::E8m0(scales) | ScaleBase::E4m3(scales) => S::prefetch(scales.wrapping_add(first)),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn wide_group<const PAIRS: bool>(
+        &self,
+        WideScales(from): WideScales,
+        index: usize,
+    ) -> C::Group<S> {
+        // SAFETY: `widen_scales` has set the scales of all groups and, for halves, one more; it has set the biases
+        // for affine codes.
+        unsafe {
+            if C::HALVES {
+                let from = from.add(2 * index);
+                return C::group::<S>([*from, *from.add(1)], 0.0);
+            }
+            let from = from.add(if PAIRS { index >> (self.layout.group_shift - 5) } else { index });
+            let bias = if C::AFFINE { *from.add(BIASES) } else { 0.0 };
+            C::group::<S>([*from, *from], bias)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn block_at(&self, from: *const u8, group: C::Group<S>) -> S::Block {
+        // SAFETY: the caller's promise.
+        unsafe { C::block::<S>(from, group) }
+    }
+
+    #[inline(always)]
+    unsafe fn part_at(&self, from: *const u8, group: C::Group<S>, length: usize) -> S::Block {
+        let mut copy = [0u8; BLOCK];
+        // SAFETY: the caller's promise; fewer columns than a block.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from, copy.as_mut_ptr(), length * C::BITS / 8);
+            C::block::<S>(copy.as_ptr(), group)
+        }
+    }
 }
 
 impl<C: Code> Packed<C> {
-    /// The scales of the block's halves and the bias, where there is one.
+    /// The scale of a group (of the halves of the block that begins with it) and the bias, where there is one.
     ///
     /// # Safety
-    /// The block lies in the segment, which is open.
+    /// The group lies in the segment, which is open.
     #[inline(always)]
-    unsafe fn scale(&self, segment: &Opened, index: usize) -> ([f32; 2], f32) {
-        let group = (segment.offset + index * BLOCK) >> self.layout.group_shift;
+    unsafe fn scale(&self, segment: &Opened, group: usize) -> ([f32; 2], f32) {
         // SAFETY: `open` has set the scales of all groups of the segment and, for halves, one more; it has set
         // the biases for affine codes.
         unsafe {

@@ -18,7 +18,7 @@ pub(in super::super) const PANEL: usize = 32;
 /// Rows of x in a tile.
 const TILE_ROWS: usize = 6;
 /// Rows of x that stay in cache while weights pass by.
-pub(in super::super) const BLOCK_ROWS: usize = 192;
+pub(in super::super) const BLOCK_ROWS: usize = 288;
 /// The smallest group.
 const SMALLEST_GROUP: usize = 32;
 

@@ -236,18 +236,28 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     unsafe fn scales_f16(from: *const u16, count: usize, to: *mut f32) {
-        for index in (0..count).step_by(16) {
-            let values = _mm256_maskz_loadu_epi16(tail_mask(count - index), from.add(index).cast());
+        let whole = count / 16 * 16;
+        for index in (0..whole).step_by(16) {
+            let values = _mm256_loadu_si256(from.add(index).cast());
             _mm512_storeu_ps(to.add(index), _mm512_cvtph_ps(values));
+        }
+        if whole < count {
+            let values = _mm256_maskz_loadu_epi16(tail_mask(count - whole), from.add(whole).cast());
+            _mm512_storeu_ps(to.add(whole), _mm512_cvtph_ps(values));
         }
     }
 
     #[inline(always)]
     unsafe fn scales_bf16(from: *const u16, count: usize, to: *mut f32) {
-        for index in (0..count).step_by(16) {
-            let values = _mm256_maskz_loadu_epi16(tail_mask(count - index), from.add(index).cast());
+        let whole = count / 16 * 16;
+        for index in (0..whole).step_by(16) {
+            let values = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.add(index).cast()));
+            _mm512_storeu_ps(to.add(index), _mm512_castsi512_ps(_mm512_slli_epi32::<16>(values)));
+        }
+        if whole < count {
+            let values = _mm256_maskz_loadu_epi16(tail_mask(count - whole), from.add(whole).cast());
             let values = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(values));
-            _mm512_storeu_ps(to.add(index), _mm512_castsi512_ps(values));
+            _mm512_storeu_ps(to.add(whole), _mm512_castsi512_ps(values));
         }
     }
 

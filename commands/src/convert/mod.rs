@@ -1,6 +1,8 @@
 //! `mlx-bun convert`: quantizes, dequantizes or casts a model on disk.
 
-use std::collections::BTreeMap;
+mod method;
+mod mix;
+
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -10,27 +12,29 @@ use mlx_bun::checkpoint::source::{ResolvedModel, resolve_model};
 use mlx_bun::checkpoint::{QuantMode, QuantParams};
 use mlx_bun::mlx::cpu_ops;
 use mlx_bun::quantize::{
-    Action, ConvertError, ConvertOptions, Converted, FloatType, KvLayer, Predicate, Recipe, SourceModel,
-    SweepError, SweepOptions, allocate, calibration, convert, kv_config, sweep,
+    Action, ConvertError, ConvertOptions, Converted, FloatType, GgufFileType, Predicate, Recipe, SourceModel,
+    convert, write_as_is,
 };
 
+use self::method::{MethodArgs, Outcome};
 use crate::args::numerics::NumericsArgs;
 use crate::env;
 use crate::error::Complaint;
 use crate::exit::ExitStatus;
+use crate::gguf_export::{export, model_name};
 use crate::interrupt::Interrupt;
 use crate::load::choose_numerics;
+use crate::output_file;
 use crate::printer::Printer;
-
-/// Tokens of a sequence that modules are probed with.
-const CALIBRATION_LENGTH: usize = 128;
+use crate::upload::Destination;
 
 const EXAMPLES: &str = "\
 Example:
   mlx-bun convert org/name --mlx-path name-4bit -q
   mlx-bun convert ./model --mlx-path model-mxfp4 -q --q-mode mxfp4
   mlx-bun convert ./model --mlx-path model-mixed --target-bpw 5
-  mlx-bun convert ./model-4bit --mlx-path model-bf16 -d --dtype bfloat16";
+  mlx-bun convert ./model-4bit --mlx-path model-bf16 -d --dtype bfloat16
+  mlx-bun convert ./model --to-gguf Q4_1 --gguf-path model.gguf";
 
 /// Quantize, dequantize or cast a model
 #[derive(Clone, Debug, clap::Args)]
@@ -68,8 +72,8 @@ pub struct ConvertArgs {
     #[arg(long, value_name = "RECIPE", value_parser = PossibleValuesParser::new(Recipe::ALL.map(Recipe::name)), hide_possible_values = true, help_heading = "Quantization")]
     quant_predicate: Option<String>,
 
-    /// Mix widths so that the probed modules have this many bits a weight (without scales), more where the model is
-    /// sensitive; implies -q
+    /// Mix widths so that the whole file has this many bits a weight, scales and all, more where the model is sensitive;
+    /// implies -q
     ///
     /// Each module is probed at each width first, which takes a forward pass; the results are kept, so that an
     /// interrupted run goes on where it was.
@@ -81,7 +85,7 @@ pub struct ConvertArgs {
         long,
         value_name = "N,N",
         value_delimiter = ',',
-        default_value = "4,8",
+        default_value = "3,4,5,6,8",
         help_heading = "Mixed precision"
     )]
     candidate_bits: Vec<u8>,
@@ -99,9 +103,13 @@ pub struct ConvertArgs {
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = "Mixed precision")]
     n_calibration: u32,
 
-    /// Where the results of probing are kept [default: --mlx-path with .sensitivities.json at its end]
+    /// Where the results of probing are kept [default: --mlx-path with .sensitivities.json at its end;
+    /// those of --kv-target-bits have .kv-sensitivities.json there, or .kv behind FILE]
     #[arg(long, value_name = "FILE", help_heading = "Mixed precision")]
     sensitivities: Option<PathBuf>,
+
+    #[command(flatten)]
+    methods: MethodArgs,
 
     #[command(flatten)]
     numerics: NumericsArgs,
@@ -117,6 +125,20 @@ pub struct ConvertArgs {
     /// Type of what is not packed: float16, bfloat16 or float32 [default: the config's `torch_dtype`]
     #[arg(long, value_name = "TYPE", value_parser = PossibleValuesParser::new(FloatType::ALL.map(FloatType::name)), hide_possible_values = true, help_heading = "Quantization")]
     dtype: Option<String>,
+
+    /// Write a GGUF file for llama.cpp instead of a folder, with matrices as F16, Q8_0, Q4_0 or Q4_1
+    ///
+    /// Packed weights that one of the three quantized types holds exactly stay as they are, unless it is to be F16.
+    #[arg(long, value_name = "TYPE", value_parser = PossibleValuesParser::new(GgufFileType::ALL.map(GgufFileType::name)), ignore_case = true, hide_possible_values = true, conflicts_with_all = ["quantize", "dequantize", "dtype", "target_bpw", "kv_target_bits", "upload_repo", "mlx_path"], help_heading = "Files")]
+    to_gguf: Option<String>,
+
+    /// The file that --to-gguf writes; it must not exist [default: ggml-model-TYPE.gguf]
+    #[arg(long, value_name = "FILE", requires = "to_gguf", help_heading = "Files")]
+    gguf_path: Option<PathBuf>,
+
+    /// Send the result to this repository of the hub, like org/name
+    #[arg(long, value_name = "ID", help_heading = "Files")]
+    upload_repo: Option<String>,
 
     /// Refused: code that a model ships is never run
     #[arg(long, hide_short_help = true, help_heading = "Files")]
@@ -136,18 +158,42 @@ pub fn run(args: &ConvertArgs, printer: &Printer) -> anyhow::Result<ExitStatus> 
         .into());
     }
     let params = quant_params(args)?;
+    if let Some(kind) = args.to_gguf.as_deref().and_then(GgufFileType::from_name) {
+        return to_gguf(args, kind, printer, &interrupt);
+    }
     refuse_existing(&args.mlx_path)?;
+    let destination = args.upload_repo.as_deref().map(Destination::new).transpose()?;
     let resolved = source_model(args.model.as_deref().or(args.hf_path.as_deref()))?;
     let source = open(&resolved, printer)?;
+    let mut widths = None;
+    if let (Some(method), Some(params)) = (args.methods.method, params) {
+        match method::run(method, args, params, &source, printer, &interrupt)? {
+            Outcome::Interrupted => return Ok(ExitStatus::Interrupted),
+            Outcome::Widths(listed) => widths = Some(listed),
+            Outcome::Reworked(reworked) => {
+                let source = source.reworked(*reworked);
+                let repo_id = resolved.repo_id.as_deref();
+                let written = written(printer, &interrupt, |progress| {
+                    write_as_is(&source, &args.mlx_path, repo_id, progress)
+                })?;
+                let Some(converted) = written else { return Ok(ExitStatus::Interrupted) };
+                report(&converted, None, &args.mlx_path, printer);
+                return finish(destination, args, printer);
+            }
+        }
+    }
     let action = match params {
         Some(params) => Action::Quantize {
             params,
             predicate: match args.target_bpw {
+                _ if widths.is_some() => Predicate::Listed(widths.unwrap_or_default()),
                 None => recipe(args).map_or(Predicate::Uniform, Predicate::Recipe),
-                Some(target) => match mix(args, target, params, &resolved, &source, printer, &interrupt)? {
-                    Some(listed) => Predicate::Listed(listed),
-                    None => return Ok(ExitStatus::Interrupted),
-                },
+                Some(target) => {
+                    match mix::mix(args, target, params, &resolved, &source, printer, &interrupt)? {
+                        Some(listed) => Predicate::Listed(listed),
+                        None => return Ok(ExitStatus::Interrupted),
+                    }
+                }
             },
             again: args.requantize || source.is_gguf(),
         },
@@ -157,7 +203,7 @@ pub fn run(args: &ConvertArgs, printer: &Printer) -> anyhow::Result<ExitStatus> 
     let dtype = args.dtype.as_deref().and_then(FloatType::from_name);
     let kv_config = match args.kv_target_bits {
         None => None,
-        Some(target) => match measure_caches(args, target, &source, printer, &interrupt)? {
+        Some(target) => match mix::measure_caches(args, target, &resolved, &source, printer, &interrupt)? {
             Some(layers) => Some(layers),
             None => return Ok(ExitStatus::Interrupted),
         },
@@ -168,7 +214,49 @@ pub fn run(args: &ConvertArgs, printer: &Printer) -> anyhow::Result<ExitStatus> 
     })?;
     let Some(converted) = converted else { return Ok(ExitStatus::Interrupted) };
     report(&converted, params, &args.mlx_path, printer);
+    finish(destination, args, printer)
+}
+
+fn finish(
+    destination: Option<Destination>,
+    args: &ConvertArgs,
+    printer: &Printer,
+) -> anyhow::Result<ExitStatus> {
+    if let Some(destination) = destination {
+        destination.send(&args.mlx_path, "convert", printer)?;
+    }
     Ok(ExitStatus::Success)
+}
+
+fn to_gguf(
+    args: &ConvertArgs,
+    kind: GgufFileType,
+    printer: &Printer,
+    interrupt: &Interrupt,
+) -> anyhow::Result<ExitStatus> {
+    let default = || PathBuf::from(format!("ggml-model-{}.gguf", kind.name().to_lowercase()));
+    let file = args.gguf_path.clone().unwrap_or_else(default);
+    refuse_existing(&file)?;
+    let resolved = source_model(args.model.as_deref().or(args.hf_path.as_deref()))?;
+    let source = open(&resolved, printer)?;
+    let name = model_name(resolved.repo_id.as_deref(), resolved.source.path());
+    let done = export(&source, &file, kind, &name, printer, interrupt)?;
+    Ok(if done { ExitStatus::Success } else { ExitStatus::Interrupted })
+}
+
+/// Chooses the arithmetic of whatever runs the model.
+fn choose_arithmetic(args: &ConvertArgs, printer: &Printer) -> anyhow::Result<()> {
+    let mut warnings = Vec::new();
+    let numerics = args.numerics.resolve(&mut warnings);
+    warnings.iter().for_each(|warning| printer.warning(warning));
+    choose_numerics(numerics, printer)
+}
+
+/// Results of probing replace nothing but such results.
+fn check_results_file(file: &Path) -> Result<(), Complaint> {
+    output_file::check(file, "file of sensitivities", |file| {
+        std::fs::read(file).is_ok_and(|text| serde_json::from_slice::<serde_json::Value>(&text).is_ok())
+    })
 }
 
 fn target_bits(text: &str) -> Result<f64, String> {
@@ -179,91 +267,6 @@ fn target_bits(text: &str) -> Result<f64, String> {
 fn kv_bits(text: &str) -> Result<f64, String> {
     let problem = || "must be a number in [4, 8]".to_owned();
     text.parse().ok().filter(|bits: &f64| (4.0..=8.0).contains(bits)).ok_or_else(problem)
-}
-
-/// Token sequences to probe with; chooses the arithmetic, too.
-fn probes(args: &ConvertArgs, source: &SourceModel, printer: &Printer) -> anyhow::Result<Vec<Vec<u32>>> {
-    choose_numerics(args.numerics.resolve(), printer)?;
-    let samples = calibration::samples(args.calibration_mix.as_deref())?;
-    let count = args.n_calibration as usize;
-    Ok(calibration::sequences(&samples, &source.tokenizer()?, CALIBRATION_LENGTH, count)?)
-}
-
-/// Probes the caches; `None` when interrupted.
-fn measure_caches(
-    args: &ConvertArgs,
-    target: f64,
-    source: &SourceModel,
-    printer: &Printer,
-    interrupt: &Interrupt,
-) -> anyhow::Result<Option<Vec<KvLayer>>> {
-    let sequences = probes(args, source, printer)?;
-    interrupt.begin();
-    let mut bar = None;
-    let layers = kv_config(source, &sequences, target, &mut |done, total| {
-        bar.get_or_insert_with(|| printer.progress("Probing caches", total as u64)).set(done as u64);
-        if interrupt.is_set() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    });
-    drop(bar);
-    let layers = match layers {
-        Err(SweepError::Interrupted) => return Ok(None),
-        layers => layers?,
-    };
-    let wide = layers.iter().filter(|layer| layer.bits == 8).count();
-    printer.note(&format!("Key-value caches: {wide} layers at 8 bits, {} at 4", layers.len() - wide));
-    Ok(Some(layers))
-}
-
-/// Probes the model and shares the bits out; `None` when interrupted.
-fn mix(
-    args: &ConvertArgs,
-    target: f64,
-    params: QuantParams,
-    resolved: &ResolvedModel,
-    source: &SourceModel,
-    printer: &Printer,
-    interrupt: &Interrupt,
-) -> anyhow::Result<Option<BTreeMap<String, QuantParams>>> {
-    let mut candidates = args.candidate_bits.clone();
-    candidates.sort_unstable();
-    candidates.dedup();
-    let with_bits = |bits: u8| {
-        QuantParams::new(QuantMode::Affine, u64::from(bits), u64::from(params.group_size))
-            .map_err(|error| Complaint::usage(error.to_string()))
-    };
-    for bits in &candidates {
-        with_bits(*bits)?;
-    }
-    if params.mode != QuantMode::Affine {
-        return Err(Complaint::usage("`--target-bpw` mixes affine widths; leave --q-mode out").into());
-    }
-    let sequences = probes(args, source, printer)?;
-    let options = SweepOptions { candidates: candidates.clone(), group_size: params.group_size, sequences };
-    let file = args.sensitivities.clone().unwrap_or_else(|| {
-        let mut name = args.mlx_path.clone().into_os_string();
-        name.push(".sensitivities.json");
-        name.into()
-    });
-    let model = resolved.source.path().canonicalize()?.to_string_lossy().into_owned();
-    interrupt.begin();
-    let mut bar = None;
-    let swept = sweep(source, &options, &file, &model, &mut |done, total| {
-        bar.get_or_insert_with(|| printer.progress("Probing", total as u64)).set(done as u64);
-        if interrupt.is_set() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    });
-    drop(bar);
-    let sensitivities = match swept {
-        Err(SweepError::Interrupted) => return Ok(None),
-        swept => swept?,
-    };
-    let allocation = allocate(&sensitivities, &candidates, target);
-    printer.note(&format!(
-        "Mixed {} modules: {:.3} bits per weight without scales (target {target})",
-        allocation.bits.len(),
-        allocation.bits_per_weight
-    ));
-    let listed = allocation.bits.into_iter().map(|(module, bits)| Ok((module, with_bits(bits)?)));
-    Ok(Some(listed.collect::<Result<_, Complaint>>()?))
 }
 
 /// Runs a conversion with a progress bar; `None` when it was interrupted.
@@ -319,7 +322,7 @@ fn recipe(args: &ConvertArgs) -> Option<Recipe> {
 /// What to quantize to; `None` when nothing is.
 fn quant_params(args: &ConvertArgs) -> Result<Option<QuantParams>, Complaint> {
     let mode = QuantMode::from_name(&args.q_mode).unwrap_or(QuantMode::Affine);
-    if !args.quantize && args.target_bpw.is_none() {
+    if !args.quantize && args.target_bpw.is_none() && args.methods.method.is_none() {
         let given = [
             ("--q-bits", args.q_bits.is_some()),
             ("--q-group-size", args.q_group_size.is_some()),
