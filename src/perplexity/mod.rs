@@ -8,7 +8,8 @@ use std::ops::ControlFlow;
 pub use dataset::{DatasetError, Row, read_rows, sequences, tokenize};
 pub use numpy_random::RandomState;
 
-use crate::mlx::cpu_ops::in_prefill;
+use crate::cache::make_prompt_cache;
+use crate::mlx::cpu_ops::{self, in_prefill};
 use crate::mlx::{self, Array, Dtype, eval};
 use crate::models::Model;
 
@@ -98,6 +99,13 @@ impl Evaluation {
     }
 }
 
+/// Logits `[B, L, vocab]` of whole sequences in float32, computed as a prompt's are: our kernels run fused where a model
+/// has caches, and mlx-lm evaluates without any.
+fn predictions(model: &dyn Model, inputs: &Array) -> mlx::Result<Array> {
+    let mut caches = cpu_ops::enabled().then(|| make_prompt_cache(model.layer_kinds(), None));
+    in_prefill(|| model.forward(inputs, caches.as_deref_mut()))?.astype(Dtype::Float32)
+}
+
 /// Measures `model` on sequences of one length (at least 2), `batch_size` at a time; with a `baseline` of the same
 /// vocabulary, how far it strays from that. `on_progress` hears the sequences done and says whether to go on.
 ///
@@ -116,11 +124,11 @@ pub fn evaluate(
         let ids = Array::from_slice(&batch.concat(), &[batch.len() as i32, length as i32])?;
         let inputs = ids.slice(1, 0, length as i32 - 1)?;
         let targets = ids.slice(1, 1, length as i32)?;
-        let logits = in_prefill(|| model.forward(&inputs, None))?.astype(Dtype::Float32)?;
+        let logits = predictions(model, &inputs)?;
         let losses = cross_entropy(&logits, &targets)?;
         let against = match baseline {
             Some(baseline) => {
-                let theirs = in_prefill(|| baseline.forward(&inputs, None))?.astype(Dtype::Float32)?;
+                let theirs = predictions(baseline, &inputs)?;
                 let agreements = theirs.argmax(-1)?.equal(&logits.argmax(-1)?)?;
                 Some((divergence(&theirs, &logits)?, agreements))
             }
