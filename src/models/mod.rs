@@ -165,3 +165,31 @@ fn load_with(
     loader.finish(family)?;
     Ok((model, taken))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::rope::{Rope, RopeArgs};
+    use super::*;
+
+    #[test]
+    fn a_window_holds_at_least_the_position_itself() {
+        assert_eq!(sliding(1).unwrap(), LayerKind::Sliding { window: 1 });
+        for window in [0, -1, i32::MIN] {
+            let error = sliding(window).unwrap_err().to_string();
+            assert!(error.starts_with("config.json: `sliding_window` is "), "{error}");
+        }
+    }
+
+    /// Angles are made before a tensor could contradict the config.
+    #[test]
+    fn heads_of_absurd_width_are_refused_at_once() {
+        let rope = |dims| {
+            Rope::new(&RopeArgs { dims, base: 1e4, traditional: false, scaling: None, max_positions: None })
+        };
+        assert!(rope(128).is_ok());
+        for dims in [0, -2, 100_000_000, i32::MAX] {
+            let error = rope(dims).err().unwrap().to_string();
+            assert!(error.starts_with("config.json: `head_dim` is "), "{error}");
+        }
+    }
+}
