@@ -5,12 +5,12 @@
 //! MODEL is a snapshot directory or a GGUF file; `stock` uses MLX's own CPU kernels.
 
 use std::io::Write;
-use std::path::PathBuf;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use mlx_bun::checkpoint::source::ModelSource;
+use mlx_bun::checkpoint::environment::Environment;
+use mlx_bun::checkpoint::source::resolve_model;
 use mlx_bun::generate::step::StepOptions;
 use mlx_bun::generate::stream::StreamOptions;
 use mlx_bun::load::load;
@@ -56,9 +56,9 @@ fn main() -> Result<()> {
     let [model, tokens, rounds, rest @ ..] = arguments.as_slice() else {
         anyhow::bail!("usage: batch MODEL TOKENS ROUNDS [stock]");
     };
-    let (path, tokens, rounds): (PathBuf, usize, usize) = (model.into(), tokens.parse()?, rounds.parse()?);
+    let (tokens, rounds): (usize, usize) = (tokens.parse()?, rounds.parse()?);
     let stock = rest.first().is_some_and(|word| word == "stock");
-    let source = if path.is_dir() { ModelSource::Snapshot(path) } else { ModelSource::Gguf(path) };
+    let source = resolve_model(Some(model), &Environment::of_process())?.source;
     let options = EngineOptions { prompt_cache_bytes: 0, ..EngineOptions::default() };
     let (engine, _) = Engine::start(options, move || {
         if !stock {

@@ -7,14 +7,15 @@
 //! makes it). PRECISION is auto (the default), exact, int16 or int8.
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use mlx_bun::checkpoint::environment::Environment;
 use mlx_bun::checkpoint::safetensors::SafetensorsFile;
-use mlx_bun::checkpoint::source::ModelSource;
+use mlx_bun::checkpoint::source::resolve_model;
 use mlx_bun::load::load;
 use mlx_bun::mlx::Array;
-use mlx_bun::mlx::cpu_ops::{self, CpuPrecision, Settings};
+use mlx_bun::mlx::cpu_ops::{self, Settings};
 use mlx_bun::perplexity::evaluate;
 
 /// As the command has it.
@@ -23,19 +24,12 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
-    let Some(model) = arguments.next().map(PathBuf::from) else {
+    let Some(model) = arguments.next() else {
         bail!("usage: oracle_rows MODEL [auto|exact|int16|int8]");
     };
-    let precision = match arguments.next().as_deref() {
-        None | Some("auto") => CpuPrecision::Auto,
-        Some("exact") => CpuPrecision::Exact,
-        Some("int16") => CpuPrecision::Int16,
-        Some("int8") => CpuPrecision::Int8,
-        Some(other) => bail!("no precision `{other}`: auto, exact, int16 or int8"),
-    };
+    let precision = arguments.next().as_deref().unwrap_or("auto").parse()?;
     cpu_ops::enable(Settings { precision, ..Settings::default() })?;
-    let source = if model.is_dir() { ModelSource::Snapshot(model) } else { ModelSource::Gguf(model) };
-    let loaded = load(&source)?;
+    let loaded = load(&resolve_model(Some(&model), &Environment::of_process())?.source)?;
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/starter_rows.safetensors");
     let (rows, expected) = recorded(&fixture)?;
     let found = evaluate(&*loaded.model, None, &rows, 1, &mut |_| std::ops::ControlFlow::Continue(()))?;

@@ -19,6 +19,7 @@ use super::log::RequestLog;
 use super::reply::{Outcome, Piece, Replies, Usage, Whole, json_response, logprobs_json};
 use super::request::{self, Chat, MOST_STOPS, Prompt, Request, Settings};
 use super::stream::{self, Encoder, data, respond};
+use super::usage_chunks::UsageChunks;
 use super::{constraint, tools};
 use crate::args::range;
 
@@ -176,8 +177,7 @@ const CHUNK: &str = "chat.completion.chunk";
 /// Chat replies as events.
 pub struct ChatEncoder {
     head: Head,
-    include_usage: bool,
-    usage: Usage,
+    usage: UsageChunks,
     /// Calls so far, by reply.
     calls: Vec<usize>,
 }
@@ -185,7 +185,7 @@ pub struct ChatEncoder {
 impl ChatEncoder {
     /// For one request.
     pub fn new(head: Head, form: &Form) -> Self {
-        Self { head, include_usage: form.include_usage, usage: Usage::default(), calls: vec![0; form.count] }
+        Self { head, usage: UsageChunks::new(form.include_usage), calls: vec![0; form.count] }
     }
 
     fn chunk(&self, index: usize, delta: Value, finish: Value, logprobs: Option<Value>) -> Value {
@@ -193,7 +193,7 @@ impl ChatEncoder {
             "index": index, "delta": delta, "logprobs": logprobs.unwrap_or_default(), "finish_reason": finish,
         });
         let mut chunk = self.head.object(CHUNK, vec![choice]);
-        if self.include_usage {
+        if self.usage.is_apart() {
             chunk["usage"] = Value::Null;
         }
         chunk
@@ -233,22 +233,12 @@ impl Encoder for ChatEncoder {
     }
 
     fn done(&mut self, index: usize, outcome: &Outcome) -> String {
-        self.usage.add(&outcome.usage);
-        let mut chunk = self.chunk(index, json!({}), json!(outcome.finish.name()), None);
-        if !self.include_usage {
-            chunk["usage"] = outcome.usage.openai(outcome.lane);
-        }
-        data(&chunk)
+        let chunk = self.chunk(index, json!({}), json!(outcome.finish.name()), None);
+        self.usage.close(chunk, outcome)
     }
 
     fn end(&mut self) -> String {
-        let mut events = String::new();
-        if self.include_usage {
-            let mut chunk = self.head.object(CHUNK, Vec::new());
-            chunk["usage"] = self.usage.openai(None);
-            events = data(&chunk);
-        }
-        events + "data: [DONE]\n\n"
+        self.usage.end(|| self.head.object(CHUNK, Vec::new()))
     }
 
     fn failed(&mut self, error: &ApiError) -> String {

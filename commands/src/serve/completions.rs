@@ -20,6 +20,7 @@ use super::log::RequestLog;
 use super::reply::{Outcome, Piece, Replies, Usage, Whole, json_response};
 use super::request::{self, MOST_STOPS, Prompt, Request, Settings};
 use super::stream::{self, Encoder, data, respond};
+use super::usage_chunks::UsageChunks;
 use crate::args::range;
 use crate::engine::TokenLogprobs;
 
@@ -90,8 +91,7 @@ pub async fn handle(
     let head = Head { id: new_id("cmpl-"), created: now(), model: app.served.id.clone() };
     if form.stream {
         let offsets = vec![0; form.count];
-        let encoder =
-            CompletionEncoder { head, include_usage: form.include_usage, usage: Usage::default(), offsets };
+        let encoder = CompletionEncoder { head, usage: UsageChunks::new(form.include_usage), offsets };
         return Ok(respond(started, encoder, log));
     }
     let warning = started.warning;
@@ -141,8 +141,7 @@ fn logprobs_json(tokens: &[TokenLogprobs], offset: &mut usize) -> Value {
 /// Completions as events.
 struct CompletionEncoder {
     head: Head,
-    include_usage: bool,
-    usage: Usage,
+    usage: UsageChunks,
     /// Characters so far, by reply.
     offsets: Vec<usize>,
 }
@@ -178,22 +177,12 @@ impl Encoder for CompletionEncoder {
     }
 
     fn done(&mut self, index: usize, outcome: &Outcome) -> String {
-        self.usage.add(&outcome.usage);
-        let mut chunk = self.chunk(index, "", Value::Null, json!(outcome.finish.name()));
-        if !self.include_usage {
-            chunk["usage"] = outcome.usage.openai(outcome.lane);
-        }
-        data(&chunk)
+        let chunk = self.chunk(index, "", Value::Null, json!(outcome.finish.name()));
+        self.usage.close(chunk, outcome)
     }
 
     fn end(&mut self) -> String {
-        let mut events = String::new();
-        if self.include_usage {
-            let mut chunk = self.head.object(OBJECT, Vec::new());
-            chunk["usage"] = self.usage.openai(None);
-            events = data(&chunk);
-        }
-        events + "data: [DONE]\n\n"
+        self.usage.end(|| self.head.object(OBJECT, Vec::new()))
     }
 
     fn failed(&mut self, error: &ApiError) -> String {

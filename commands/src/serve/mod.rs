@@ -36,6 +36,7 @@ mod status;
 mod stream;
 mod tokenize;
 mod tools;
+mod usage_chunks;
 
 use std::io::Write as _;
 use std::path::Path;

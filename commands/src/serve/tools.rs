@@ -1,5 +1,6 @@
 //! The tools of a request: which are offered, whether one must be called, and how schemas are shown to templates.
 
+use mlx_bun::structured::tools::type_name;
 use serde_json::{Map, Value, json};
 
 use super::error::ApiError;
@@ -138,15 +139,7 @@ fn add_types(schema: &mut Value, deepest: usize) {
 fn implied_type(schema: &Map<String, Value>) -> Value {
     let first = |name: &str| schema.get(name).and_then(Value::as_array).and_then(|list| list.first());
     if let Some(example) = first("enum").or(schema.get("const")) {
-        return Value::from(match example {
-            Value::Null => "null",
-            Value::Bool(_) => "boolean",
-            Value::Number(number) if number.is_f64() => "number",
-            Value::Number(_) => "integer",
-            Value::String(_) => "string",
-            Value::Array(_) => "array",
-            Value::Object(_) => "object",
-        });
+        return Value::from(type_name(example));
     }
     if schema.contains_key("properties") || schema.contains_key("additionalProperties") {
         return Value::from("object");

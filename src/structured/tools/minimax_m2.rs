@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
-use super::{Malformed, Parsed, ToolCall, ToolSchemas, between, python};
+use super::{Malformed, Parsed, ToolCall, ToolSchemas, between, python, type_name};
 
 pub(super) fn parse(text: &str, tools: &ToolSchemas) -> Parsed {
     let mut calls = Vec::new();
@@ -93,7 +93,7 @@ fn collect_types(schema: Option<&Value>, types: &mut BTreeSet<String>) {
             _ => {}
         }
         if let Some(Value::Array(values)) = schema.get("enum") {
-            types.extend(values.iter().map(|value| kind(value).to_owned()));
+            types.extend(values.iter().map(|value| type_name(value).to_owned()));
         }
         for choice in ["anyOf", "oneOf", "allOf"] {
             if let Some(Value::Array(choices)) = schema.get(choice) {
@@ -106,16 +106,4 @@ fn collect_types(schema: Option<&Value>, types: &mut BTreeSet<String>) {
         }
     }
     types.insert("string".to_owned());
-}
-
-fn kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "boolean",
-        Value::Number(number) if number.is_f64() => "number",
-        Value::Number(_) => "integer",
-        Value::String(_) => "string",
-        Value::Array(_) => "array",
-        Value::Object(_) => "object",
-    }
 }

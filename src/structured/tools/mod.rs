@@ -32,7 +32,7 @@ use serde_json::{Map, Value};
 
 pub use choose::UnknownToolParser;
 pub(super) use harmony::recipient;
-pub use schemas::ToolSchemas;
+pub use schemas::{ToolSchemas, type_name};
 
 /// A call that a model asked for.
 #[derive(Debug, Clone, PartialEq)]

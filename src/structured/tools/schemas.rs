@@ -14,6 +14,19 @@ struct Function {
     parameters: Value,
 }
 
+/// What JSON Schema calls the type of a value.
+pub fn type_name(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(number) if number.is_f64() => "number",
+        Value::Number(_) => "integer",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}
+
 impl ToolSchemas {
     /// From the `tools` of a chat request, `{"type": "function", "function": {"name", "parameters"}}`. Other entries
     /// (tools that a server would run) have no functions to call and count for nothing.
