@@ -5,6 +5,7 @@
 mod support;
 
 use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -174,29 +175,49 @@ fn m3_clients_that_go_leave_nothing_behind() {
     assert_eq!(text["usage"]["completion_tokens"], 5);
 }
 
+/// The tiny Llama with another context length.
+fn with_context(length: usize) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(checkpoint("llama-f32")).unwrap().map(Result::unwrap) {
+        std::fs::copy(file.path(), folder.path().join(file.file_name())).unwrap();
+    }
+    let config = folder.path().join("config.json");
+    let mut fields: Value = serde_json::from_slice(&std::fs::read(&config).unwrap()).unwrap();
+    fields["max_position_embeddings"] = json!(length);
+    std::fs::write(config, fields.to_string()).unwrap();
+    folder
+}
+
 #[test]
 fn the_queue_is_bounded_and_says_so() {
-    let server = Server::start(&["--batch", "1"]);
-    let body = with(chat("Hello", 400), json!({"stream": true, "logit_bias": {"2": -1000}})).to_string();
+    // The first reply outlasts the test, so that nothing leaves the queue while it fills.
+    let endless = with_context(1 << 20);
+    let server = Server::over(endless.path().to_str().unwrap(), &["--batch", "1"]);
+    let body = with(chat("Hello", 1 << 19), json!({"stream": true, "logit_bias": {"2": -1000}})).to_string();
     let mut waiting = Vec::new();
-    let mut refused = None;
     for _ in 0..80 {
         let mut connection = server.connect();
+        connection.set_nonblocking(true).unwrap();
         server.write(&mut connection, "POST", "/v1/chat/completions", &[], body.as_bytes());
         waiting.push(connection);
     }
-    for mut connection in waiting.drain(..) {
+    let since = Instant::now();
+    let is_refused = |connection: &TcpStream| {
         let mut head = [0; 12];
-        connection.read_exact(&mut head).unwrap();
-        if head == *b"HTTP/1.1 429" {
-            let mut rest = String::new();
-            connection.read_to_string(&mut rest).unwrap();
-            refused = Some(rest);
-            break;
+        connection.peek(&mut head).is_ok_and(|length| head[..length] == *b"HTTP/1.1 429")
+    };
+    let refused = loop {
+        if let Some(refused) = waiting.iter().position(is_refused) {
+            break waiting.swap_remove(refused);
         }
-    }
-    let refused = refused.unwrap().to_lowercase();
-    assert!(refused.contains("retry-after: 1") && refused.contains("rate_limit"), "{refused}");
+        assert!(since.elapsed() < Duration::from_secs(60), "nobody was refused");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    refused.set_nonblocking(false).unwrap();
+    let mut reply = String::new();
+    { refused }.read_to_string(&mut reply).unwrap();
+    let reply = reply.to_lowercase();
+    assert!(reply.contains("retry-after: 1") && reply.contains("rate_limit"), "{reply}");
     drop(waiting);
     server.wait_until("the queue drains", |stats| {
         stats["batch"]["pending_rows"] == 0 && stats["batch"]["active_rows"] == 0
