@@ -4,7 +4,7 @@
 //! the array library; [`models`] holds one file a family over [`cache`]; [`sampling`] picks tokens; [`structured`]
 //! finds tool calls in text and keeps tokens to grammars; [`generate`] drives them, [`scheduler`] for many requests at
 //! once; [`load`] brings a model's parts
-//! together; [`hub`] fetches and sends models, [`registry`] knows those on this machine. The engine parses no
+//! together; [`train`] fine-tunes; [`hub`] fetches and sends models, [`registry`] knows those on this machine. The engine parses no
 //! arguments, serves no HTTP and prints nothing.
 
 pub mod cache;
@@ -22,3 +22,4 @@ pub mod sampling;
 pub mod scheduler;
 pub mod structured;
 pub mod tokenizer;
+pub mod train;
