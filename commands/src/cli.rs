@@ -25,6 +25,7 @@ use crate::printer::{ColorMode, Printer, Verbosity};
 use crate::reference::DocsArgs;
 use crate::scan::ScanArgs;
 use crate::serve::ServeArgs;
+use crate::train::TrainArgs;
 use crate::upload::UploadArgs;
 use crate::version;
 
@@ -91,6 +92,8 @@ pub enum Verb {
     Convert(Box<ConvertArgs>),
     Fuse(Box<FuseArgs>),
     Perplexity(Box<PerplexityArgs>),
+    #[command(visible_alias = "lora")]
+    Train(Box<TrainArgs>),
     Goldens(Goldens),
     Completions(CompletionsArgs),
     Man(ManArgs),

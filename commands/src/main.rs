@@ -36,6 +36,7 @@ mod scripted;
 mod serve;
 mod session;
 mod table;
+mod train;
 mod upload;
 mod version;
 
@@ -76,6 +77,7 @@ fn run(verb: Verb, printer: Printer) -> anyhow::Result<ExitStatus> {
         Verb::Convert(args) => convert::run(&args, &printer),
         Verb::Fuse(args) => fuse::run(&args, &printer),
         Verb::Perplexity(args) => perplexity::run(&args, &printer),
+        Verb::Train(args) => train::run(&args, &printer),
         Verb::Goldens(args) => {
             let agrees = args.run(&mut printer.stdout())?;
             Ok(if agrees { ExitStatus::Success } else { ExitStatus::Failure })

@@ -258,6 +258,17 @@ impl Parameters {
         Ok((this, values))
     }
 
+    /// Nothing: adapters stay as others set them.
+    pub fn none() -> Self {
+        Self {
+            tuning: Tuning::Full,
+            targets: Vec::new(),
+            leaves: Vec::new(),
+            adapters: Adapters::default(),
+            dropout: 0.0,
+        }
+    }
+
     /// What is trained.
     pub fn tuning(&self) -> Tuning {
         self.tuning

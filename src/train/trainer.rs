@@ -164,6 +164,11 @@ impl Trainer {
         self.train.batches.len()
     }
 
+    /// What is trained.
+    pub fn parameters(&self) -> &super::parameters::Parameters {
+        self.network.parameters()
+    }
+
     /// The trained arrays by name.
     pub fn named_values(&self) -> impl Iterator<Item = (&str, &Array)> {
         self.network.parameters().names().zip(&self.values)

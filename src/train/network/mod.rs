@@ -43,6 +43,12 @@ impl Network {
         Self { pieces, parameters, memory: MemoryOptions { head_chunk, ..memory } }
     }
 
+    /// The model as it is now, adapters that others put on it included; nothing of it is trained.
+    #[must_use]
+    pub fn without_training(self) -> Self {
+        Self { parameters: Parameters::none(), ..self }
+    }
+
     /// What is trained.
     pub fn parameters(&self) -> &Parameters {
         &self.parameters
