@@ -26,6 +26,7 @@ use crate::reference::DocsArgs;
 use crate::scan::ScanArgs;
 use crate::serve::ServeArgs;
 use crate::train::TrainArgs;
+use crate::train_watch::TrainWatchArgs;
 use crate::upload::UploadArgs;
 use crate::version;
 
@@ -94,6 +95,7 @@ pub enum Verb {
     Perplexity(Box<PerplexityArgs>),
     #[command(visible_alias = "lora")]
     Train(Box<TrainArgs>),
+    TrainWatch(TrainWatchArgs),
     Goldens(Goldens),
     Completions(CompletionsArgs),
     Man(ManArgs),

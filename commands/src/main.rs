@@ -37,6 +37,7 @@ mod serve;
 mod session;
 mod table;
 mod train;
+mod train_watch;
 mod upload;
 mod version;
 
@@ -78,6 +79,7 @@ fn run(verb: Verb, printer: Printer) -> anyhow::Result<ExitStatus> {
         Verb::Fuse(args) => fuse::run(&args, &printer),
         Verb::Perplexity(args) => perplexity::run(&args, &printer),
         Verb::Train(args) => train::run(&args, &printer),
+        Verb::TrainWatch(args) => train_watch::run(&args, &printer),
         Verb::Goldens(args) => {
             let agrees = args.run(&mut printer.stdout())?;
             Ok(if agrees { ExitStatus::Success } else { ExitStatus::Failure })

@@ -13,6 +13,7 @@ use std::ops::ControlFlow;
 use std::time::Instant;
 
 pub use args::TrainArgs;
+pub use dry_run::shown_time;
 use mlx_bun::lora::{Adapter, AdapterSet};
 use mlx_bun::mlx::memory;
 use mlx_bun::train::checkpoint::STATE_NAME;
