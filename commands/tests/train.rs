@@ -273,3 +273,23 @@ fn tests_measure_rows_without_training() {
         outcome(&mut train("llama-f32", "train/pairs", Path::new(""), &[&data[..], &["--test"]].concat()), 0);
     assert!(without.starts_with("Test loss ") && without.trim_end() != line, "{without}");
 }
+
+#[test]
+fn runs_are_drawn_and_summed_up() {
+    let (holder, adapter) = folder();
+    outcome(&mut train("llama-f32", "train/pairs", &adapter, &["--iters", "4"]), 0);
+    let run = adapter.to_str().unwrap();
+    let picture = holder.path().join("losses.svg");
+    let plot = |figure: &str, output: &Path| {
+        mlx_bun(&["train", "plot", run, "--figure", figure, "-o", output.to_str().unwrap()])
+    };
+    outcome(&mut plot("loss", &picture), 0);
+    let text = fs::read_to_string(&picture).unwrap();
+    assert!(text.contains("loss over steps") && text.contains("validation"), "{text}");
+    let (_, err) = outcome(&mut plot("margin", &picture), 1);
+    assert!(err.contains("metrics.jsonl has no `margin`"), "{err}");
+    let (out, _) = outcome(&mut mlx_bun(&["train-watch", run, "--once"]), 0);
+    assert!(out.contains("Step: 4 of 4 (finished)") && out.contains("Validation: "), "{out}");
+    assert!(failed(&["train-watch", holder.path().to_str().unwrap(), "--once"]).contains("no run to follow"));
+    assert!(refused(&["train-watch", run]).contains("no terminal"));
+}

@@ -18,6 +18,9 @@ Example:
 #[derive(Clone, Debug, clap::Args)]
 #[command(args_override_self = true, after_help = crate::generate::MORE, after_long_help = EXAMPLES)]
 pub struct TrainArgs {
+    #[command(subcommand)]
+    pub action: Option<TrainAction>,
+
     /// The model, as for --model
     #[arg(value_name = "MODEL")]
     pub model_argument: Option<String>,
@@ -235,4 +238,10 @@ pub struct TrainArgs {
 
     #[command(flatten)]
     pub numerics: NumericsArgs,
+}
+
+/// What else there is to do with runs.
+#[derive(Clone, Debug, clap::Subcommand)]
+pub enum TrainAction {
+    Plot(super::plot::PlotArgs),
 }

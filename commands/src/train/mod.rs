@@ -4,6 +4,7 @@ mod args;
 mod dry_run;
 mod layers;
 pub mod metrics;
+mod plot;
 mod prepare;
 mod settings;
 
@@ -12,6 +13,7 @@ use std::io::Write;
 use std::ops::ControlFlow;
 use std::time::Instant;
 
+use args::TrainAction;
 pub use args::TrainArgs;
 pub use dry_run::shown_time;
 use mlx_bun::lora::{Adapter, AdapterSet};
@@ -37,6 +39,9 @@ use crate::printer::{Printer, Progress};
 /// # Errors
 /// Settings, a model or rows that cannot be used, or a file that cannot be written.
 pub fn run(args: &TrainArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
+    if let Some(TrainAction::Plot(args)) = &args.action {
+        return plot::run(args, printer);
+    }
     let interrupt = Interrupt::install(printer)?;
     let mut warnings = Vec::new();
     let mut settings = Settings::resolve(args, &mut warnings)?;
