@@ -120,7 +120,7 @@ fn losses_are_those_of_the_compiled_step_and_of_our_kernels_to_rounding() {
     let mut wrong = Vec::new();
     for ours in [false, true] {
         choose_kernels(ours);
-        for (name, case) in cases() {
+        for (name, case) in cases().into_iter().filter(|(_, case)| ours || case.get("compiled").is_some()) {
             let folder = tempfile::tempdir().unwrap();
             let found = run_of(&case["options"]).run(folder.path()).1.losses();
             // Half-precision activations (of the packed model, too) round at every layer.
