@@ -200,7 +200,7 @@ pub struct TrainArgs {
     #[arg(long, help_heading = "Memory")]
     pub no_segment: bool,
 
-    /// Positions of which logits exist at a time; 0 for all [default: 512]
+    /// Positions of which logits exist at a time; 0 for all [default: 512; with --l1: 0]
     #[arg(long, visible_alias = "orpo-chunk-size", value_name = "N", help_heading = "Memory")]
     pub head_chunk: Option<u64>,
 

@@ -242,6 +242,9 @@ fn objective(args: &TrainArgs, layers: &mut Layers) -> Result<Objective, Complai
     let beta = layers.given("beta", args.beta)?;
     let gamma = not_negative("--gamma", layers.setting("gamma", args.gamma, 1.0)?)? as f32;
     let lambda = not_negative("--lambda", layers.setting("lambda", args.lambda, 0.1)?)? as f32;
+    let mut weight =
+        |name: &str| Ok::<_, Complaint>(not_negative(name, layers.setting(name, None, 1.0)?)? as f32);
+    let (desirable, undesirable) = (weight("desirable_weight")?, weight("undesirable_weight")?);
     let scope = match layers.setting("sft_scope", args.sft_scope.clone(), "full".to_owned())?.as_str() {
         "full" => SftScope::Full,
         "response" => SftScope::Response,
@@ -253,7 +256,7 @@ fn objective(args: &TrainArgs, layers: &mut Layers) -> Result<Objective, Complai
         "dpo" => Objective::Dpo { beta: beta(0.1)? },
         "orpo" => Objective::Orpo { lambda, scope },
         "simpo" => Objective::Simpo { beta: beta(2.0)?, gamma },
-        "kto" => Objective::Kto { beta: beta(0.1)?, desirable: 1.0, undesirable: 1.0 },
+        "kto" => Objective::Kto { beta: beta(0.1)?, desirable, undesirable },
         other => return Err(one_of("--method", other, "sft, dpo, orpo, simpo or kto")),
     })
 }
@@ -342,7 +345,10 @@ fn batch_options(
 fn memory(args: &TrainArgs, layers: &mut Layers) -> Result<MemoryOptions, Complaint> {
     let segment = layers.given("segment_size", args.seg)?;
     let each = layers.switch("grad_checkpoint", args.grad_checkpoint)?;
-    let chunk = layers.setting("head_chunk", if args.no_flash { Some(0) } else { args.head_chunk }, 512)?;
+    // mlx-lm computes all logits at once, and sums in that order.
+    let default = if args.numerics.l1 { 0 } else { 512 };
+    let chunk = if args.no_flash { Some(0) } else { args.head_chunk };
+    let chunk = layers.setting("head_chunk", chunk, default)?;
     let segment = match (args.no_segment, segment) {
         (true, _) => None,
         (false, Some(layers)) => Some(layers).filter(|layers| *layers > 0),
