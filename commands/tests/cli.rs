@@ -181,6 +181,8 @@ fn long_help_of_every_verb_has_examples() {
         "perplexity",
         "train",
         "train-watch",
+        "benchmark",
+        "evals",
         "completions",
         "man",
     ] {
