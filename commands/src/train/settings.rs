@@ -346,7 +346,7 @@ fn memory(args: &TrainArgs, layers: &mut Layers) -> Result<MemoryOptions, Compla
     let segment = layers.given("segment_size", args.seg)?;
     let each = layers.switch("grad_checkpoint", args.grad_checkpoint)?;
     // mlx-lm computes all logits at once, and sums in that order.
-    let default = if args.numerics.l1 { 0 } else { 512 };
+    let default = if args.numerics.levers.l1 { 0 } else { 512 };
     let chunk = if args.no_flash { Some(0) } else { args.head_chunk };
     let chunk = layers.setting("head_chunk", chunk, default)?;
     let segment = match (args.no_segment, segment) {
