@@ -40,9 +40,9 @@ def main():
     parser.add_argument("mlx_bun")
     parser.add_argument("model", nargs="?")
     parser.add_argument("--pairs", action="store_true")
-    parser.add_argument("--iters", default="150")
-    parser.add_argument("--batch", default="4")
-    parser.add_argument("--lr", default="2e-4")
+    parser.add_argument("--iters", default="80")
+    parser.add_argument("--batch", default="1")
+    parser.add_argument("--lr", default="1e-4")
     options = parser.parse_args()
     model = ["--model", options.model] if options.model else []
     everything = list(dict.fromkeys(tasks(400, 1)))
