@@ -87,10 +87,19 @@ impl Sequence {
         &self.caches
     }
 
-    /// The caches, for others to go on with; this sequence is at its end.
-    pub fn take_caches(&mut self) -> Vec<LayerCache> {
+    /// The caches, for others to go on with, each by itself; this sequence is at its end.
+    ///
+    /// # Errors
+    /// MLX's, which lose the caches.
+    pub fn take_caches(&mut self) -> Result<Vec<LayerCache>, mlx::Error> {
         self.in_flight = None;
-        std::mem::take(&mut self.caches)
+        let caches = std::mem::take(&mut self.caches);
+        let apart = |cache: LayerCache| match cache {
+            // It holds the rows of others, too.
+            LayerCache::Joined(joined) => joined.export(),
+            cache => Ok(cache),
+        };
+        caches.into_iter().map(apart).collect()
     }
 
     /// Whether the first step has not begun.
