@@ -178,8 +178,7 @@ impl Attention {
         let keys = turned(keys, args.n_kv_heads, self.k_norm.as_ref())?;
         let values = split_heads(values, batch, 1, args.n_kv_heads)?;
         let (keys, values) = rows.update_and_fetch(&keys, &values, &places)?;
-        let heads =
-            fast::scaled_dot_product_attention(&queries, &keys, &values, args.scale, &mask, None)?;
+        let heads = fast::scaled_dot_product_attention(&queries, &keys, &values, args.scale, &mask, None)?;
         if let Some(last) = shape.last_mut() {
             *last = -1;
         }
