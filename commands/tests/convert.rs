@@ -169,6 +169,32 @@ fn chat_templates_get_files_of_their_own() {
     assert_eq!(read(second.join("chat_template.jinja")), "own file");
 }
 
+/// A slip of the hand does not cost anybody a file.
+#[test]
+fn results_of_probing_replace_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, target) = (folder.path().join("mine.json"), folder.path().join("out"));
+    for content in ["{\"precious\": 1}", "[]", "null"] {
+        fs::write(&file, content).unwrap();
+        for flags in [["--target-bpw", "9"], ["--method", "dynamic_quant"]] {
+            let mut command = convert(&checkpoint("llama-f32"), &target, &flags);
+            let text = stderr(command.arg("--sensitivities").arg(&file), 1);
+            assert!(text.contains("is no file of sensitivities"), "{text}");
+            assert_eq!(fs::read_to_string(&file).unwrap(), content);
+        }
+    }
+}
+
+#[test]
+fn a_target_out_of_reach_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    for (target, words) in [("99", "the most bits a weight"), ("1", "the fewest bits a weight")] {
+        let out = folder.path().join(target);
+        let text = stderr(&mut convert(&checkpoint("llama-f32"), &out, &["--target-bpw", target]), 0);
+        assert!(text.contains(words), "{text}");
+    }
+}
+
 #[test]
 fn an_existing_folder_is_refused_before_any_work() {
     let folder = tempfile::tempdir().unwrap();
