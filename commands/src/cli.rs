@@ -6,11 +6,13 @@ use std::io::{IsTerminal, Write};
 use clap::error::{ContextKind, ErrorKind};
 use clap::{ArgAction, ColorChoice, Command, CommandFactory, FromArgMatches};
 
+use crate::benchmark::BenchmarkArgs;
 use crate::cache_prompt::CachePromptArgs;
 use crate::chat::ChatArgs;
 use crate::completions::CompletionsArgs;
 use crate::convert::ConvertArgs;
 use crate::env;
+use crate::evals::EvalsArgs;
 use crate::exit::ExitStatus;
 use crate::fit::FitArgs;
 use crate::fuse::FuseArgs;
@@ -91,6 +93,9 @@ pub enum Verb {
     Convert(Box<ConvertArgs>),
     Fuse(Box<FuseArgs>),
     Perplexity(Box<PerplexityArgs>),
+    #[command(visible_alias = "bench")]
+    Benchmark(Box<BenchmarkArgs>),
+    Evals(Box<EvalsArgs>),
     Goldens(Goldens),
     Completions(CompletionsArgs),
     Man(ManArgs),
@@ -117,6 +122,12 @@ impl Cli {
 /// instead of being taken for a flag.
 pub fn command() -> Command {
     Cli::command().mut_subcommands(|verb| {
+        // Where mlx-lm has no `-m` of its own, it is llama-bench's.
+        let is_benchmark = verb.get_name() == "benchmark";
+        let verb = verb.mut_args(|arg| match is_benchmark && arg.get_id() == "model" {
+            true => arg.short_alias('m'),
+            false => arg,
+        });
         verb.mut_args(|arg| match arg.get_action().takes_values() && !arg.is_allow_hyphen_values_set() {
             true => arg.allow_negative_numbers(true),
             false => arg,

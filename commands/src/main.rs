@@ -1,6 +1,7 @@
 //! The command `mlx-bun`: parse, call the engine, print. One file a verb; this is their table.
 
 mod args;
+mod benchmark;
 mod cache_prompt;
 mod chat;
 mod cli;
@@ -10,6 +11,7 @@ mod convert;
 mod engine;
 mod env;
 mod error;
+mod evals;
 mod exit;
 mod fit;
 mod fuse;
@@ -26,9 +28,11 @@ mod man;
 mod output;
 mod output_file;
 mod perplexity;
+mod plot;
 mod printer;
 mod prompt;
 mod prompt_file;
+mod recorder;
 mod reference;
 mod scan;
 #[cfg(test)]
@@ -76,6 +80,8 @@ fn run(verb: Verb, printer: Printer) -> anyhow::Result<ExitStatus> {
         Verb::Convert(args) => convert::run(&args, &printer),
         Verb::Fuse(args) => fuse::run(&args, &printer),
         Verb::Perplexity(args) => perplexity::run(&args, &printer),
+        Verb::Benchmark(args) => benchmark::run(&args, &printer),
+        Verb::Evals(args) => evals::run(&args, &printer),
         Verb::Goldens(args) => {
             let agrees = args.run(&mut printer.stdout())?;
             Ok(if agrees { ExitStatus::Success } else { ExitStatus::Failure })

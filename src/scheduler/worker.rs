@@ -142,7 +142,7 @@ impl<'a> Worker<'a> {
             if let Some(count) = self.embeddings.step(self.model) {
                 self.unqueue().embedded += count as u64;
             }
-            match self.policy.next() {
+            match self.policy.decide() {
                 Work::Admit(id) => self.admit(id),
                 Work::Prefill(id, most) => self.prefill(id, most),
                 Work::Decode(ids) => self.decode(&ids),
