@@ -6,6 +6,8 @@ use std::io::{IsTerminal, Write};
 use clap::error::{ContextKind, ErrorKind};
 use clap::{ArgAction, ColorChoice, Command, CommandFactory, FromArgMatches};
 
+use crate::ab::AbArgs;
+use crate::bench_matrix::BenchMatrixArgs;
 use crate::cache_prompt::CachePromptArgs;
 use crate::chat::ChatArgs;
 use crate::completions::CompletionsArgs;
@@ -91,6 +93,8 @@ pub enum Verb {
     Convert(Box<ConvertArgs>),
     Fuse(Box<FuseArgs>),
     Perplexity(Box<PerplexityArgs>),
+    BenchMatrix(Box<BenchMatrixArgs>),
+    Ab(Box<AbArgs>),
     Goldens(Goldens),
     Completions(CompletionsArgs),
     Man(ManArgs),

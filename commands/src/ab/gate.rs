@@ -109,7 +109,8 @@ mod tests {
 
     #[test]
     fn conditions_hold_below_their_limits_and_never_for_nan() {
-        let quality = |kl: f64, b: f64| Quality { kl: Some(kl), perplexity_a: 10.0, perplexity_b: b, tokens: 9 };
+        let quality =
+            |kl: f64, b: f64| Quality { kl: Some(kl), perplexity_a: 10.0, perplexity_b: b, tokens: 9 };
         let holds = |text: &str, quality: Quality| parse(text).unwrap()[0].holds(Some(&quality), false);
         assert!(holds("kl<0.01", quality(0.009, 10.0)) && !holds("kl<0.01", quality(0.011, 10.0)));
         assert!(holds("ppl<1%", quality(0.0, 10.09)) && !holds("ppl<1%", quality(0.0, 10.2)));

@@ -124,7 +124,10 @@ mod tests {
         assert_eq!(Figure::named("tokens.1").of(1.0, &output), Ok(2.0));
         assert_eq!(Figure::named("wall").of(1.5, &Output::new(b"x")), Ok(1.5));
         assert!(Figure::named("decode_tps").higher_is_better && !Figure::named("ttft").higher_is_better);
-        assert!(Figure::named("x.tokens_per_second").higher_is_better && !Figure::named("seconds").higher_is_better);
+        assert!(
+            Figure::named("x.tokens_per_second").higher_is_better
+                && !Figure::named("seconds").higher_is_better
+        );
         let error = Figure::named("ttft").of(1.0, &output).unwrap_err();
         assert_eq!(error, "`stats.time_to_first_token` is 0, and only positive numbers have ratios");
         let error = Figure::named("nothing").of(1.0, &output).unwrap_err();

@@ -81,8 +81,8 @@ pub fn run_pairs<S>(
 #[cfg(test)]
 mod tests {
     use super::super::rule::Verdict;
-    use super::super::statistics::Rng;
     use super::*;
+    use crate::rng::Rng;
 
     const RULE: Rule = Rule { least_effect: 0.01, higher_is_better: false, seed: 5, resamples: 200 };
     const LIMITS: Limits = Limits { least: 8, most: 24, time: Duration::from_secs(3600), width: 0.02 };
@@ -162,7 +162,8 @@ mod tests {
     fn verdicts(noise: Noise, rounds: u64, slower: f64) -> [usize; 3] {
         let mut counts = [0; 3];
         for seed in 0..rounds {
-            let mut machine = Machine { rng: Rng::new(seed.wrapping_mul(0x5851_f42d_4c95_7f2d)), mood: 0.0, runs: 0 };
+            let mut machine =
+                Machine { rng: Rng::new(seed.wrapping_mul(0x5851_f42d_4c95_7f2d)), mood: 0.0, runs: 0 };
             let run = |side: Side| {
                 let took = machine.run(noise);
                 Ok(Some(if side == Side::B { took * slower } else { took }))

@@ -80,12 +80,12 @@ impl Rule {
         let p = sign_test(&logs);
         let excludes = interval[0] > 1.0 || interval[1] < 1.0;
         let matters = ratio.max(1.0 / ratio) >= 1.0 + self.least_effect;
-        let verdict = match (excludes && matters && p < 1.0 - CONFIDENCE, (ratio > 1.0) == self.higher_is_better)
-        {
-            (true, true) => Verdict::Win,
-            (true, false) => Verdict::Lose,
-            (false, _) => Verdict::NoDifference,
-        };
+        let verdict =
+            match (excludes && matters && p < 1.0 - CONFIDENCE, (ratio > 1.0) == self.higher_is_better) {
+                (true, true) => Verdict::Win,
+                (true, false) => Verdict::Lose,
+                (false, _) => Verdict::NoDifference,
+            };
         Judgement { ratio, interval, p, verdict }
     }
 }

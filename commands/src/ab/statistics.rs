@@ -1,39 +1,12 @@
 //! What paired samples say: a bootstrap interval of their median, and the sign test.
 
-/// A small generator (splitmix64, Steele et al. 2014) with a seed, so that an interval can be computed again.
-#[derive(Clone, Debug)]
-pub struct Rng(u64);
+use mlx_bun::record::percentile;
 
-impl Rng {
-    /// Begins at a seed.
-    pub fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// 64 random bits.
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number in [0, 1).
-    pub fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    /// An index below `count`, which must not be 0.
-    pub fn below(&mut self, count: usize) -> usize {
-        // The bias of the remainder is far below anything that is measured here.
-        (self.next() % count.max(1) as u64) as usize
-    }
-}
+use crate::rng::Rng;
 
 /// The median; NaN of nothing.
 pub fn median(values: &[f64]) -> f64 {
-    mlx_bun::record::statistics::median(values).unwrap_or(f64::NAN)
+    percentile(values, 0.5).unwrap_or(f64::NAN)
 }
 
 /// An interval of the median by the percentile bootstrap (Efron 1979), with so much confidence.
