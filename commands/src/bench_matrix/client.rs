@@ -337,7 +337,7 @@ mod tests {
             }
             let mut body = vec![0; length];
             reader.read_exact(&mut body).unwrap();
-            sender.send((head, serde_json::from_slice(&body).unwrap_or_default())).unwrap();
+            let _ = sender.send((head, serde_json::from_slice(&body).unwrap_or_default()));
             script(&mut stream);
         });
         (Endpoint::new(&url, Some("secret".to_owned()), None, Duration::from_secs(20)), bodies)

@@ -30,6 +30,7 @@ pub type Column = (&'static str, &'static str);
 /// As a cell of a table.
 pub fn shown(name: &str, value: f64) -> String {
     match name {
+        "peak_bytes" | "output_bytes" if value < 1e7 => format!("{:.0} kB", value / 1e3),
         "peak_bytes" | "output_bytes" => format!("{:.0} MB", value / 1e6),
         "requests" | "completion_tokens" | "prompt_tokens" | "errors" | "clients" => format!("{value:.0}"),
         _ if name.ends_with("_pct") => format!("{value:.0} %"),
@@ -57,6 +58,7 @@ mod tests {
         assert_eq!(shown("aggregate_tps", 12.345), "12.3");
         assert_eq!(shown("ttft_p50_ms", 1.234), "1.23");
         assert_eq!(shown("peak_bytes", 123_456_789.0), "123 MB");
+        assert_eq!(shown("output_bytes", 123_456.0), "123 kB");
         assert_eq!(shown("conformance_pct", 100.0), "100 %");
     }
 }

@@ -2,7 +2,6 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use clap::Parser as _;
 use mlx_bun::checkpoint::environment::Environment;
 use mlx_bun::levers::LEVERS;
 use mlx_bun::mlx::cpu::pool::default_threads;
@@ -11,6 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::baseline::Baseline;
 use super::document::CellResult;
+use crate::args::known;
 use crate::args::numerics::{Numerics, NumericsArgs};
 use crate::env;
 use crate::printer::Printer;
@@ -32,18 +32,8 @@ pub struct Store {
     model: String,
 }
 
-/// Flags that say whose arithmetic, among others.
-#[derive(clap::Parser)]
-#[command(ignore_errors = true, disable_help_flag = true)]
-struct NumericsOf {
-    #[command(flatten)]
-    numerics: NumericsArgs,
-}
-
 /// What flags of a server or another verb say about arithmetic.
 pub fn numerics_of(flags: &[String]) -> Numerics {
-    let words = std::iter::once("serve").chain(flags.iter().map(String::as_str));
-    // Flags of other kinds are passed over; the verb itself complains of nonsense.
     let none = NumericsArgs {
         l1: false,
         compiled_activations: None,
@@ -51,8 +41,7 @@ pub fn numerics_of(flags: &[String]) -> Numerics {
         cpu_precision: None,
         threads: None,
     };
-    let parsed = NumericsOf::try_parse_from(words).map_or(none, |parsed| parsed.numerics);
-    parsed.resolve(&mut Vec::new())
+    known::read::<NumericsArgs>(flags).unwrap_or(none).resolve(&mut Vec::new())
 }
 
 /// Levers that variables set, by variable.
