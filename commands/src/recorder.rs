@@ -1,6 +1,7 @@
 //! What measuring verbs write into the database of measurements, and what of a row is the same for all of them.
 
 use mlx_bun::checkpoint::environment::Environment;
+use mlx_bun::checkpoint::source::ModelSource;
 use mlx_bun::mlx;
 use mlx_bun::mlx::cpu_ops;
 use mlx_bun::record::{Database, Entry, Figures, MachineIdentity, MachineState, Table};
@@ -74,6 +75,12 @@ impl Recorder {
             }
         }
     }
+}
+
+/// How rows name a model: its folder or file from the root, links resolved, as the registry has it.
+pub fn recorded_path(source: &ModelSource) -> String {
+    let path = source.path();
+    path.canonicalize().unwrap_or_else(|_| path.to_owned()).to_string_lossy().into_owned()
 }
 
 /// The levers that change how something is computed, by name.

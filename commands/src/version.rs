@@ -8,9 +8,9 @@ use crate::recorder;
 pub fn long() -> String {
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let path = library(&maps).map(|path| format!(" ({path})")).unwrap_or_default();
-    let commit = recorder::commit().map(|commit| format!(" ({commit})")).unwrap_or_default();
+    let commit = recorder::commit().map(|commit| format!("\ncommit {commit}")).unwrap_or_default();
     format!(
-        "{}{commit}\nMLX {}{path}\nbackend {}",
+        "{}\nMLX {}{path}\nbackend {}{commit}",
         env!("CARGO_PKG_VERSION"),
         mlx_bun::mlx::version(),
         backend_of(&maps)
