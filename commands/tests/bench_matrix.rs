@@ -77,7 +77,8 @@ fn features_go_through_the_server_and_structured_replies_conform() {
     let again = self::document(&mut on_fixture(&home, "features", &redo), 0);
     assert_eq!(cell(&again, "serial")["status"], "measured");
     // Other settings are other numbers.
-    let other = self::document(&mut on_fixture(&home, "features", &["--quick", "-m", "9", "--cells", "serial"]), 0);
+    let other =
+        self::document(&mut on_fixture(&home, "features", &["--quick", "-m", "9", "--cells", "serial"]), 0);
     assert_eq!(cell(&other, "serial")["status"], "measured");
 }
 
@@ -113,11 +114,15 @@ fn a_slower_program_fails_against_its_baseline() {
 #[test]
 fn modes_have_two_workloads_and_memory() {
     let home = tempfile::tempdir().unwrap();
-    let cells = "serial-l1/short,serial/short,serial/long,serial-conc4/short,batch2/long,batch4-grammar/short";
+    let cells =
+        "serial-l1/short,serial/short,serial/long,serial-conc4/short,batch2/long,batch4-grammar/short";
     let arguments = ["--quick", "-m", "6", "--long-words", "50", "--cells", cells];
     let document = document(&mut on_fixture(&home, "modes", &arguments), 0);
     assert_eq!(document["cells"].as_array().unwrap().len(), 6);
-    assert!(figure(&document, "serial/long", "prompt_tokens") > figure(&document, "serial/short", "prompt_tokens"));
+    assert!(
+        figure(&document, "serial/long", "prompt_tokens")
+            > figure(&document, "serial/short", "prompt_tokens")
+    );
     for label in ["serial-l1/short", "serial-conc4/short", "batch2/long"] {
         for name in ["prefill_tps", "decode_tps", "aggregate_tps"] {
             assert!(figure(&document, label, name) > 0.0, "{label} {name}");
@@ -132,8 +137,24 @@ fn load_tells_latency_and_the_knee_of_a_server_that_is_there() {
     let server = support::server::Server::start(&["--threads", "1"]);
     let url = format!("http://{}", server.address);
     let arguments = [
-        "load", "--force", "--url", &url, "--stack", "elsewhere", "--clients", "1,3", "--per-client", "2", "-m", "4",
-        "--rpm", "120,240", "--duration", "2", "--ttft-limit", "600000",
+        "load",
+        "--force",
+        "--url",
+        &url,
+        "--stack",
+        "elsewhere",
+        "--clients",
+        "1,3",
+        "--per-client",
+        "2",
+        "-m",
+        "4",
+        "--rpm",
+        "120,240",
+        "--duration",
+        "2",
+        "--ttft-limit",
+        "600000",
     ];
     let document = document(&mut bench(&home, &arguments), 0);
     assert_eq!(document["stack"], "elsewhere");
@@ -142,7 +163,8 @@ fn load_tells_latency_and_the_knee_of_a_server_that_is_there() {
     assert_eq!(figure(&document, "open-240rpm", "errors"), 0.0);
     assert_eq!(document["knee"]["label"], "open-240rpm");
     assert_eq!(document["knee"]["rpm"], 240.0);
-    let (status, _, err) = outcome(&mut bench(&home, &["load", "--force", "--url", "http://127.0.0.1:9", "--stack", "x"]));
+    let (status, _, err) =
+        outcome(&mut bench(&home, &["load", "--force", "--url", "http://127.0.0.1:9", "--stack", "x"]));
     assert_eq!(status, 1);
     assert!(err.starts_with("error: http://127.0.0.1:9: no answer"), "{err}");
 }
@@ -154,7 +176,9 @@ fn conversions_are_timed_and_what_they_write_goes() {
     let mut command = on_fixture(&home, "convert", &["--quick"]);
     let document = document(command.env("TMPDIR", temporary.path()), 0);
     let (q4, q8) = (figure(&document, "q4", "output_bytes"), figure(&document, "q8", "output_bytes"));
-    assert!(q4 < q8 && figure(&document, "q4", "seconds") > 0.0 && figure(&document, "q4", "peak_bytes") > 1e6);
+    assert!(
+        q4 < q8 && figure(&document, "q4", "seconds") > 0.0 && figure(&document, "q4", "peak_bytes") > 1e6
+    );
     assert_eq!(std::fs::read_dir(temporary.path()).unwrap().count(), 0);
 }
 
@@ -163,7 +187,10 @@ fn what_cannot_be_measured_is_said_before_the_work() {
     let home = tempfile::tempdir().unwrap();
     let (status, _, err) = outcome(&mut on_fixture(&home, "features", &["--cells", "serail"]));
     assert_eq!(status, 2);
-    assert!(err.starts_with("error: `--cells serail`: there is no such cell\nhint: the cells are serial,"), "{err}");
+    assert!(
+        err.starts_with("error: `--cells serail`: there is no such cell\nhint: the cells are serial,"),
+        "{err}"
+    );
     let (status, _, err) = outcome(&mut bench(&home, &["features", "--force", "--model", "/nowhere/model"]));
     assert_eq!(status, 1, "{err}");
     let (status, _, _) = outcome(&mut bench(&home, &["features", "--url", "http://x"]));
@@ -172,7 +199,10 @@ fn what_cannot_be_measured_is_said_before_the_work() {
     let flags = ["--cells", "serial", "--", "--max-kv-size", "0"];
     let (status, table, err) = outcome(&mut on_fixture(&home, "features", &flags));
     assert_eq!(status, 1);
-    assert!(table.contains("FAILED") && err.contains("error: serial: the server did not start"), "{table}{err}");
+    assert!(
+        table.contains("FAILED") && err.contains("error: serial: the server did not start"),
+        "{table}{err}"
+    );
 }
 
 /// The model that `scripts/setup.py starter` fetches.
@@ -187,9 +217,21 @@ fn starter() -> Option<PathBuf> {
 fn features_of_the_starter_model() {
     let Some(model) = starter() else { return };
     let home = tempfile::tempdir().unwrap();
-    let arguments =
-        ["features", "--quick", "--force", "--model", model.to_str().unwrap(), "-m", "8", "--repeats", "1", "-b", "2",
-         "--cells", "serial,batch2,batch2+grammar"];
+    let arguments = [
+        "features",
+        "--quick",
+        "--force",
+        "--model",
+        model.to_str().unwrap(),
+        "-m",
+        "8",
+        "--repeats",
+        "1",
+        "-b",
+        "2",
+        "--cells",
+        "serial,batch2,batch2+grammar",
+    ];
     let document = document(&mut bench(&home, &arguments), 0);
     assert_eq!(figure(&document, "batch2+grammar", "conformance_pct"), 100.0);
     assert!(figure(&document, "batch2", "aggregate_tps") > 0.0);

@@ -1,6 +1,6 @@
 //! The flags of one group out of a whole command line, for those who only want to know what some of them say.
 
-use clap::{Arg, Command, FromArgMatches};
+use clap::{Arg, Command};
 
 /// Reads the flags of `T` among `words`, whatever else stands between them; the verb itself complains of nonsense.
 ///
