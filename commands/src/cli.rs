@@ -8,11 +8,13 @@ use clap::{ArgAction, ColorChoice, Command, CommandFactory, FromArgMatches};
 
 use crate::ab::AbArgs;
 use crate::bench_matrix::BenchMatrixArgs;
+use crate::benchmark::BenchmarkArgs;
 use crate::cache_prompt::CachePromptArgs;
 use crate::chat::ChatArgs;
 use crate::completions::CompletionsArgs;
 use crate::convert::ConvertArgs;
 use crate::env;
+use crate::evals::EvalsArgs;
 use crate::exit::ExitStatus;
 use crate::fit::FitArgs;
 use crate::fuse::FuseArgs;
@@ -93,8 +95,11 @@ pub enum Verb {
     Convert(Box<ConvertArgs>),
     Fuse(Box<FuseArgs>),
     Perplexity(Box<PerplexityArgs>),
+    #[command(visible_alias = "bench")]
+    Benchmark(Box<BenchmarkArgs>),
     BenchMatrix(Box<BenchMatrixArgs>),
     Ab(Box<AbArgs>),
+    Evals(Box<EvalsArgs>),
     Goldens(Goldens),
     Completions(CompletionsArgs),
     Man(ManArgs),
@@ -120,7 +125,10 @@ impl Cli {
 /// The flags of all verbs. A value may be a negative number everywhere, so that one out of range is told the range
 /// instead of being taken for a flag.
 pub fn command() -> Command {
-    Cli::command().mut_subcommands(|verb| {
+    // Where mlx-lm has no `-m` of its own, it is llama-bench's.
+    let command =
+        Cli::command().mut_subcommand("benchmark", |verb| verb.mut_arg("model", |arg| arg.short_alias('m')));
+    command.mut_subcommands(|verb| {
         verb.mut_args(|arg| match arg.get_action().takes_values() && !arg.is_allow_hyphen_values_set() {
             true => arg.allow_negative_numbers(true),
             false => arg,

@@ -3,6 +3,7 @@
 mod ab;
 mod args;
 mod bench_matrix;
+mod benchmark;
 mod cache_prompt;
 mod chat;
 mod cli;
@@ -12,6 +13,7 @@ mod convert;
 mod engine;
 mod env;
 mod error;
+mod evals;
 mod exit;
 mod fit;
 mod fuse;
@@ -28,6 +30,7 @@ mod man;
 mod output;
 mod output_file;
 mod perplexity;
+mod plot;
 mod printer;
 mod prompt;
 mod prompt_file;
@@ -87,6 +90,8 @@ fn run(verb: Verb, printer: Printer) -> anyhow::Result<ExitStatus> {
         Verb::Perplexity(args) => perplexity::run(&args, &printer),
         Verb::BenchMatrix(args) => bench_matrix::run(&args, &printer),
         Verb::Ab(args) => ab::run(&args, &printer),
+        Verb::Benchmark(args) => benchmark::run(&args, &printer),
+        Verb::Evals(args) => evals::run(&args, &printer),
         Verb::Goldens(args) => {
             let agrees = args.run(&mut printer.stdout())?;
             Ok(if agrees { ExitStatus::Success } else { ExitStatus::Failure })

@@ -2,10 +2,13 @@
 
 #![allow(clippy::unwrap_used)] // clippy counts helpers outside of test functions as production code
 
+#[path = "../src/bench_matrix/schema_check.rs"]
+mod schema_check;
 mod support;
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use serde_json::Value;
 use support::mlx_bun;
@@ -32,10 +35,14 @@ fn outcome(command: &mut Command) -> (i32, String, String) {
     (status.code().unwrap(), text(stdout), text(stderr))
 }
 
+/// The document of a run, which is what the published schema says.
 fn document(command: &mut Command, code: i32) -> Value {
     let (status, out, err) = outcome(command.args(["--json"]));
     assert_eq!(status, code, "{out}\n{err}");
-    serde_json::from_str(&out).unwrap()
+    let document = serde_json::from_str(&out).unwrap();
+    let schema = serde_json::from_str(include_str!("../../docs/schema/bench-matrix.schema.json")).unwrap();
+    assert_eq!(schema_check::check(&schema, &document).unwrap(), [""; 0], "{out}");
+    document
 }
 
 fn cell<'a>(document: &'a Value, label: &str) -> &'a Value {
@@ -106,6 +113,13 @@ fn a_slower_program_fails_against_its_baseline() {
     assert!(err.contains("error: serial: aggregate_tps is ") || err.contains("error: batch4: "), "{err}");
     // The delay is one of the settings that cells are remembered with.
     assert!(!table.contains("reused"), "{table}");
+    // A commit stands for what it measured here, if the program knows its commit.
+    let written: Value = serde_json::from_str(&std::fs::read_to_string(base).unwrap()).unwrap();
+    if let Some(commit) = written["commit"].as_str() {
+        let (status, table, err) =
+            measure(&["--redo", "--baseline", &commit[..12], "--max-regression", "900%"], None);
+        assert_eq!(status, 0, "{table}{err}");
+    }
     let absent = measure(&["--baseline", "0123abcd"], None);
     assert_eq!(absent.0, 1);
     assert!(absent.2.contains("the baseline `0123abcd` has none of the cells measured here"), "{}", absent.2);
@@ -203,6 +217,22 @@ fn what_cannot_be_measured_is_said_before_the_work() {
         table.contains("FAILED") && err.contains("error: serial: the server did not start"),
         "{table}{err}"
     );
+}
+
+#[test]
+fn ctrl_c_ends_with_what_is_there() {
+    let home = tempfile::tempdir().unwrap();
+    let arguments =
+        ["--cells", "serial,batch4", "--repeats", "1000", "-m", "64", "--json", "--", "--threads", "1"];
+    let mut command = on_fixture(&home, "features", &arguments);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(1500));
+    let pid = child.id().to_string();
+    assert!(Command::new("kill").args(["-s", "INT", &pid]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
+    let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&document["interrupted"], &document["passed"]), (&Value::Bool(true), &Value::Bool(false)));
 }
 
 /// The model that `scripts/setup.py starter` fetches.

@@ -13,6 +13,7 @@ mod identity;
 mod rows;
 mod state;
 mod statistics;
+mod time;
 
 pub use cell::{Cell, CellKind, Column};
 pub use database::{Database, FILE, Filter};
@@ -21,3 +22,4 @@ pub use identity::MachineIdentity;
 pub use rows::{Columns, Entry, Figure, Figures, LoadRun, QualityRun, Recorded, Run, Table};
 pub use state::{BigProcess, MachineState};
 pub use statistics::{Statistics, percentile};
+pub use time::{parse_time, shown_time};

@@ -47,22 +47,32 @@ impl Figure {
         self.path.is_some()
     }
 
-    /// The figure of a run that took so many seconds.
+    /// The figure of a run that took so many seconds; the mean where the command printed several objects.
     ///
     /// # Errors
     /// The output has no such number, or one that cannot be compared as a ratio.
     pub fn of(&self, wall: f64, output: &Output) -> Result<f64, String> {
         let Some(path) = &self.path else { return Ok(wall) };
-        let json = output.json.as_ref().ok_or("the command printed no JSON object")?;
-        let found = path.split('.').try_fold(json, |value, name| match value {
-            Value::Array(items) => name.parse::<usize>().ok().and_then(|index| items.get(index)),
-            value => value.get(name),
-        });
-        match found.and_then(Value::as_f64) {
-            Some(number) if number > 0.0 && number.is_finite() => Ok(number),
-            Some(number) => Err(format!("`{path}` is {number}, and only positive numbers have ratios")),
-            None => Err(format!("the command's JSON has no number at `{path}`")),
+        if output.objects.is_empty() {
+            return Err("the command printed no JSON object".to_owned());
         }
+        let numbers: Result<Vec<f64>, String> =
+            output.objects.iter().map(|json| number(json, path)).collect();
+        let numbers = numbers?;
+        Ok(numbers.iter().sum::<f64>() / numbers.len() as f64)
+    }
+}
+
+/// The positive number at a path.
+fn number(json: &Value, path: &str) -> Result<f64, String> {
+    let found = path.split('.').try_fold(json, |value, name| match value {
+        Value::Array(items) => name.parse::<usize>().ok().and_then(|index| items.get(index)),
+        value => value.get(name),
+    });
+    match found.and_then(Value::as_f64) {
+        Some(number) if number > 0.0 && number.is_finite() => Ok(number),
+        Some(number) => Err(format!("`{path}` is {number}, and only positive numbers have ratios")),
+        None => Err(format!("the command's JSON has no number at `{path}`")),
     }
 }
 
@@ -80,8 +90,8 @@ pub struct Identity {
 /// What a run printed.
 #[derive(Clone, Debug)]
 pub struct Output {
-    /// The object, if it printed one.
-    json: Option<Value>,
+    /// The objects, if it printed nothing else: one, or one a line.
+    objects: Vec<Value>,
     /// What it said, without figures that differ from run to run.
     pub identity: Identity,
 }
@@ -89,20 +99,26 @@ pub struct Output {
 impl Output {
     /// Reads what was printed.
     pub fn new(stdout: &[u8]) -> Self {
-        let json = serde_json::from_slice::<Value>(stdout).ok().filter(Value::is_object);
-        let reply = json.as_ref().filter(|json| json.get("text").is_some());
-        let identity = match reply {
-            Some(reply) => {
-                let said = serde_json::json!([reply.get("text"), reply.get("tokens")]);
-                Identity {
-                    sha256: hash(said.to_string().as_bytes()),
-                    tokens: reply.get("tokens").and_then(Value::as_array).map(Vec::len),
-                    finish_reason: reply.get("finish_reason").and_then(Value::as_str).map(str::to_owned),
-                }
+        let values: Result<Vec<Value>, _> =
+            serde_json::Deserializer::from_slice(stdout).into_iter().collect();
+        let objects = values.ok().filter(|values| values.iter().all(Value::is_object)).unwrap_or_default();
+        let replies = !objects.is_empty() && objects.iter().all(|object| object.get("text").is_some());
+        let identity = if replies {
+            let said: Vec<_> = objects.iter().map(|reply| (reply.get("text"), reply.get("tokens"))).collect();
+            let tokens: Option<Vec<usize>> =
+                objects.iter().map(|reply| Some(reply.get("tokens")?.as_array()?.len())).collect();
+            let mut reasons: Vec<_> =
+                objects.iter().filter_map(|reply| reply.get("finish_reason")?.as_str()).collect();
+            reasons.dedup();
+            Identity {
+                sha256: hash(serde_json::json!(said).to_string().as_bytes()),
+                tokens: tokens.map(|counts| counts.iter().sum()),
+                finish_reason: (!reasons.is_empty()).then(|| reasons.join(", ")),
             }
-            None => Identity { sha256: hash(stdout), tokens: None, finish_reason: None },
+        } else {
+            Identity { sha256: hash(stdout), tokens: None, finish_reason: None }
         };
-        Self { json, identity }
+        Self { objects, identity }
     }
 }
 
@@ -133,6 +149,17 @@ mod tests {
         let error = Figure::named("nothing").of(1.0, &output).unwrap_err();
         assert_eq!(error, "the command's JSON has no number at `nothing`");
         assert!(Figure::named("ttft").of(1.0, &Output::new(b"text")).is_err());
+    }
+
+    #[test]
+    fn a_file_of_prompts_has_an_object_a_line() {
+        let lines = format!("{REPLY}\n{}\n", REPLY.replace("12.5", "7.5").replace("stop", "length"));
+        let output = Output::new(lines.as_bytes());
+        assert_eq!(Figure::named("decode_tps").of(1.0, &output), Ok(10.0));
+        assert_eq!(output.identity.tokens, Some(4));
+        assert_eq!(output.identity.finish_reason.as_deref(), Some("stop, length"));
+        let other = Output::new(lines.replacen("[1,2]", "[1,3]", 1).as_bytes());
+        assert_ne!(other.identity, output.identity);
     }
 
     #[test]

@@ -250,7 +250,10 @@ mod tests {
         assert!(finer.kl.unwrap() < packed.kl.unwrap(), "{finer:?} {packed:?}");
         // The fixture's weights are random and its logits large: roundings show more than in a trained model.
         let other = quality("--cpu-precision exact", "--cpu-kernels off --compiled-activations off");
-        assert!(other.kl.unwrap() < packed.kl.unwrap() && other.perplexity_change().abs() < 0.05, "{other:?}");
+        assert!(
+            other.kl.unwrap() < packed.kl.unwrap() && other.perplexity_change().abs() < 0.05,
+            "{other:?}"
+        );
     }
 
     #[test]

@@ -49,11 +49,11 @@ mod tests {
     #[test]
     fn other_flags_are_passed_over() {
         let numerics: NumericsArgs = read(&words("generate --batch 4 -p x --l1 --threads=2 --json")).unwrap();
-        assert!(numerics.l1 && numerics.threads == Some(2));
+        assert!(numerics.levers.l1 && numerics.threads == Some(2));
         let model: ModelArgs = read(&words("serve --l1 -M a --port 0 --model b")).unwrap();
         assert_eq!(model.model.as_deref(), Some("b"));
         let none: NumericsArgs = read(&words("generate -- --l1")).unwrap();
-        assert!(!none.l1);
+        assert!(!none.levers.l1);
         assert!(read::<NumericsArgs>(&words("--threads x")).is_err());
     }
 }

@@ -5,10 +5,21 @@ use mlx_bun::mlx::cpu_ops::CpuPrecision;
 use super::{Switch, Warnings, range};
 use crate::env;
 
-/// Flags that may change bits.
+/// Flags that may change bits, and the threads.
 #[derive(Clone, Copy, Debug, clap::Args)]
 #[command(next_help_heading = "Numerics")]
 pub struct NumericsArgs {
+    #[command(flatten)]
+    pub levers: LeverArgs,
+
+    #[arg(long, value_name = "N", help = range::THREADS.help("Threads of our CPU kernels [default: the physical cores]"), value_parser = range::THREADS.parser(), env = env::MLX_BUN_THREADS, hide_env = true, hide_short_help = true)]
+    pub threads: Option<usize>,
+}
+
+/// Flags that may change bits.
+#[derive(Clone, Copy, Debug, clap::Args)]
+#[command(next_help_heading = "Numerics")]
+pub struct LeverArgs {
     /// Compute bit for bit as mlx-lm does: only MLX's own kernels (slower on a Linux CPU)
     #[arg(long)]
     pub l1: bool,
@@ -32,9 +43,6 @@ pub struct NumericsArgs {
     /// [default: auto]
     #[arg(long, value_name = "MODE", value_enum, env = env::MLX_BUN_CPU_PRECISION, hide_env = true, hide_short_help = true)]
     pub cpu_precision: Option<Precision>,
-
-    #[arg(long, value_name = "N", help = range::THREADS.help("Threads of our CPU kernels [default: the physical cores]"), value_parser = range::THREADS.parser(), env = env::MLX_BUN_THREADS, hide_env = true, hide_short_help = true)]
-    pub threads: Option<usize>,
 }
 
 /// `--cpu-precision`.
@@ -79,6 +87,13 @@ pub struct Numerics {
 impl NumericsArgs {
     /// What was asked for; flags without an effect become warnings.
     pub fn resolve(&self, warnings: &mut Warnings) -> Numerics {
+        self.levers.resolve(self.threads, warnings)
+    }
+}
+
+impl LeverArgs {
+    /// What was asked for, with so many threads; flags without an effect become warnings.
+    pub fn resolve(&self, threads: Option<usize>, warnings: &mut Warnings) -> Numerics {
         let cpu_kernels = self.cpu_kernels.is_none_or(Switch::is_on);
         let without = match (self.l1, cpu_kernels) {
             (true, _) => Some("--l1"),
@@ -89,7 +104,7 @@ impl NumericsArgs {
             let flags = [
                 ("--cpu-kernels on", self.cpu_kernels == Some(Switch::On)),
                 ("--cpu-precision", self.cpu_precision.is_some()),
-                ("--threads", self.threads.is_some()),
+                ("--threads", threads.is_some()),
             ];
             for (flag, _) in flags.iter().filter(|(_, given)| *given) {
                 warnings.push(format!("`{flag}` does nothing with `{without}`"));
@@ -100,7 +115,7 @@ impl NumericsArgs {
             compiled_activations: self.compiled_activations.map(Switch::is_on),
             cpu_kernels: cpu_kernels && !self.l1,
             cpu_precision: self.cpu_precision.unwrap_or(Precision::Auto).into(),
-            threads: self.threads,
+            threads,
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use mlx_bun::checkpoint::atomic_file::write_bytes_atomically;
-use mlx_bun::record::{Figures, Recorded, Table};
+use mlx_bun::record::{Figures, MachineState, Recorded, Table};
 use serde_json::{Map, Value};
 use std::io::Write as _;
 
@@ -174,6 +174,11 @@ impl Session {
         match measured {
             Ok(Measured::Figures { figures, samples, note }) => {
                 (cell.figures, cell.samples, cell.note) = (figures, samples, note);
+                if let Some(swap) = too_much_swap() {
+                    cell.forced = true;
+                    let before = cell.note.map(|note| format!("{note}; ")).unwrap_or_default();
+                    cell.note = Some(format!("{before}swap in use rose to {swap:.0} MiB"));
+                }
                 let row = row(self, &cell.figures);
                 self.store.save(&cell, &row);
             }
@@ -259,6 +264,12 @@ impl Session {
             None => Ok(()),
         }
     }
+}
+
+/// Swap in use beyond what may be while something is measured, in MiB.
+fn too_much_swap() -> Option<f64> {
+    let state = MachineState::probe();
+    state.swap_mb.filter(|swap| *swap > state.most_swap_meanwhile())
 }
 
 fn reused<T: Table>(found: Recorded<T>, flags: Vec<String>) -> CellResult {

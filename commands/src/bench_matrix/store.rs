@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use super::baseline::Baseline;
 use super::document::CellResult;
 use crate::args::known;
-use crate::args::numerics::{Numerics, NumericsArgs};
+use crate::args::numerics::{LeverArgs, Numerics, NumericsArgs};
 use crate::env;
 use crate::printer::Printer;
 use crate::recorder::{Recorder, levers};
@@ -34,13 +34,8 @@ pub struct Store {
 
 /// What flags of a server or another verb say about arithmetic.
 pub fn numerics_of(flags: &[String]) -> Numerics {
-    let none = NumericsArgs {
-        l1: false,
-        compiled_activations: None,
-        cpu_kernels: None,
-        cpu_precision: None,
-        threads: None,
-    };
+    let levers = LeverArgs { l1: false, compiled_activations: None, cpu_kernels: None, cpu_precision: None };
+    let none = NumericsArgs { levers, threads: None };
     known::read::<NumericsArgs>(flags).unwrap_or(none).resolve(&mut Vec::new())
 }
 

@@ -78,7 +78,11 @@ impl Footprint {
     }
 }
 
-fn config_of(path: &Path) -> Result<Config, FitError> {
+/// The config of a model's folder or GGUF file.
+///
+/// # Errors
+/// It cannot be read.
+pub fn config_of(path: &Path) -> Result<Config, FitError> {
     if path.is_dir() {
         return Ok(Config::read(path)?);
     }
