@@ -4,10 +4,12 @@ use std::io::Write;
 
 use anyhow::Context as _;
 use mlx_bun::checkpoint::environment::Environment;
+use mlx_bun::record::{Database, Filter, MachineIdentity, Recorded, Run};
 use mlx_bun::registry::fit::{Fit, FitOptions, Footprint, KvScheme, fit};
 use mlx_bun::registry::machine::Machine;
 use mlx_bun::registry::select::select_entry;
-use mlx_bun::registry::{Filter, Model, Registry};
+use mlx_bun::registry::{self, Model, Registry};
+use serde_json::Value;
 
 use crate::args::model::ModelArgs;
 use crate::args::size::{parse_gigabytes, shown_size};
@@ -77,6 +79,8 @@ pub fn run(args: &FitArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
     };
     let machines = if args.skus { Machine::apple().collect() } else { vec![Machine::this()] };
     let named = args.model.resolve(args.name.clone(), false)?;
+    // What was measured is of this machine, and of a cache that is not packed.
+    let rates = if args.skus || args.kv_bits.is_some() { None } else { Rates::here() };
     let mut fits = Vec::new();
     for model in chosen(named.as_deref(), args.skus)? {
         let footprint = Footprint::of(&model).with_context(|| model.repo_id.clone());
@@ -89,6 +93,8 @@ pub fn run(args: &FitArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
             }
             Err(error) => return Err(error),
         };
+        let measured_rate = rates.as_ref().and_then(|rates| rates.of(&model));
+        let options = FitOptions { measured_rate, ..options };
         fits.extend(machines.iter().map(|machine| (model.clone(), fit(&footprint, machine, &options))));
     }
     let mut out = printer.stdout();
@@ -110,6 +116,42 @@ pub fn run(args: &FitArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
     Ok(ExitStatus::Success)
 }
 
+/// What `benchmark` measured on this machine.
+struct Rates {
+    database: Database,
+    machine: String,
+}
+
+impl Rates {
+    /// `None` when nothing was measured; an estimate does without.
+    fn here() -> Option<Self> {
+        let path = Database::place(&Environment::of_process());
+        let database = if path.exists() { Database::open(&path).ok()? } else { return None };
+        Some(Self { database, machine: MachineIdentity::this().key })
+    }
+
+    /// The newest rate of one sequence, in tokens a second.
+    fn of(&self, model: &Model) -> Option<f64> {
+        let path = model.path.canonicalize().unwrap_or_else(|_| model.path.clone());
+        let filter = Filter {
+            verb: Some("benchmark".to_owned()),
+            model_path: Some(path.to_string_lossy().into_owned()),
+            stack: Some("mlx-bun".to_owned()),
+            ..Filter::default()
+        };
+        let rows = self.database.select::<Run>(&filter).ok()?;
+        let usual = |row: &&Recorded<Run>| {
+            let entry = &row.entry;
+            entry.machine_key == self.machine
+                && entry.build != "debug"
+                && entry.figures.get("batch") == Some(1.0)
+                && entry.label.contains("kv-off")
+                && entry.flags.get("adapter").is_none_or(Value::is_null)
+        };
+        rows.iter().filter(usual).find_map(|row| row.row.decode_tps)
+    }
+}
+
 fn chosen(named: Option<&str>, must_be_one: bool) -> anyhow::Result<Vec<Model>> {
     let environment = Environment::of_process();
     if let Some(named) = named {
@@ -122,7 +164,7 @@ fn chosen(named: Option<&str>, must_be_one: bool) -> anyhow::Result<Vec<Model>> 
     }
     let mut registry = Registry::open(&environment)?;
     registry.scan()?;
-    Ok(registry.models(&Filter::default())?)
+    Ok(registry.models(&registry::Filter::default())?)
 }
 
 fn one(out: &mut impl Write, model: &Model, fit: &Fit, machine: &Machine) -> std::io::Result<()> {

@@ -11,7 +11,7 @@ mod engine;
 mod listener;
 mod mounts;
 mod pace;
-mod policy;
+pub mod policy;
 mod prefix_cache;
 mod request;
 mod row;

@@ -10,29 +10,29 @@ use super::request::RequestId;
 
 /// What a request will need.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Demand {
+pub struct Demand {
     /// Requests of different groups cannot share a step: numbers of adapters, in order.
-    pub(super) group: Vec<u64>,
+    pub group: Vec<u64>,
     /// Bytes that its caches may grow to.
-    pub(super) kv_bytes: usize,
+    pub kv_bytes: usize,
 }
 
 /// What bounds the machine.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Bounds {
+pub struct Bounds {
     /// Most requests that are computed at a time; at least 1.
-    pub(super) max_batch: usize,
+    pub max_batch: usize,
     /// Most bytes that the caches of all of them may grow to.
-    pub(super) kv_budget: Option<usize>,
+    pub kv_budget: Option<usize>,
     /// Prompt tokens to read at a time while nobody decodes.
-    pub(super) chunk_alone: usize,
+    pub chunk_alone: usize,
     /// Prompt tokens to read between two steps of others.
-    pub(super) chunk_beside: usize,
+    pub chunk_beside: usize,
 }
 
 /// What to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Work {
+pub enum Work {
     /// Let the first that waits begin.
     Admit(RequestId),
     /// Read up to so many tokens of a prompt.
@@ -54,7 +54,7 @@ struct Decoding {
 
 /// The machine.
 #[derive(Clone, Debug)]
-pub(super) struct Policy {
+pub struct Policy {
     bounds: Bounds,
     waiting: VecDeque<(RequestId, Demand)>,
     prefilling: Option<(RequestId, Demand)>,
@@ -66,7 +66,8 @@ pub(super) struct Policy {
 }
 
 impl Policy {
-    pub(super) fn new(bounds: Bounds) -> Self {
+    /// One without requests.
+    pub fn new(bounds: Bounds) -> Self {
         Self {
             bounds,
             waiting: VecDeque::new(),
@@ -78,13 +79,13 @@ impl Policy {
     }
 
     /// A request joins the queue.
-    pub(super) fn submit(&mut self, id: RequestId, demand: Demand) {
+    pub fn submit(&mut self, id: RequestId, demand: Demand) {
         debug_assert!(!self.contains(id), "{id:?} is here already");
         self.waiting.push_back((id, demand));
     }
 
     /// What to do now.
-    pub(super) fn next(&mut self) -> Work {
+    pub fn next(&mut self) -> Work {
         self.check();
         let may_read = self.decoding.is_empty() || self.credit > 0;
         if let Some((id, _)) = &self.prefilling
@@ -125,26 +126,26 @@ impl Policy {
     }
 
     /// Reads prompts in other chunks from now on.
-    pub(super) fn set_chunks(&mut self, alone: usize, beside: usize) {
+    pub fn set_chunks(&mut self, alone: usize, beside: usize) {
         self.bounds.chunk_alone = alone;
         self.bounds.chunk_beside = beside;
         self.credit = self.credit.min(beside);
     }
 
     /// So many tokens of a prompt were read.
-    pub(super) fn fed(&mut self, tokens: usize) {
+    pub fn fed(&mut self, tokens: usize) {
         self.credit = self.credit.saturating_sub(tokens);
     }
 
     /// The prompt is read; the request decodes from now on.
-    pub(super) fn prefilled(&mut self, id: RequestId) {
+    pub fn prefilled(&mut self, id: RequestId) {
         if let Some((_, demand)) = self.prefilling.take_if(|(prefilling, _)| *prefilling == id) {
             self.decoding.push(Decoding { id, demand, turn: self.turn });
         }
     }
 
     /// A request leaves, wherever it is. Whether it was here.
-    pub(super) fn remove(&mut self, id: RequestId) -> bool {
+    pub fn remove(&mut self, id: RequestId) -> bool {
         let before = self.len();
         self.waiting.retain(|(waiting, _)| *waiting != id);
         self.decoding.retain(|row| row.id != id);
@@ -154,7 +155,7 @@ impl Policy {
 
     /// Requests that wait.
     #[cfg(test)]
-    pub(super) fn waiting(&self) -> usize {
+    pub fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
