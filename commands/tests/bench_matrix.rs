@@ -235,6 +235,29 @@ fn ctrl_c_ends_with_what_is_there() {
     assert_eq!((&document["interrupted"], &document["passed"]), (&Value::Bool(true), &Value::Bool(false)));
 }
 
+/// Whether this machine is quiet is not for a test to say.
+#[test]
+fn a_busy_machine_is_refused_with_what_disturbs_it() {
+    let home = tempfile::tempdir().unwrap();
+    let arguments =
+        ["features", "--cells", "serial", "--quick", "-m", "4", "--model", &checkpoint("llama-f32")];
+    let (status, out, err) = outcome(bench(&home, &arguments).arg("--json"));
+    match status {
+        0 => {
+            let document: Value = serde_json::from_str(&out).unwrap();
+            assert_eq!(document["machine_state"]["ok"], true);
+            assert_eq!(cell(&document, "serial")["forced"], false);
+        }
+        _ => {
+            assert!(
+                err.starts_with("error: the machine is busy, and its numbers would say little\nerror: "),
+                "{err}"
+            );
+            assert!(err.contains("hint: wait until it is quiet, or give --force") && out.is_empty(), "{err}");
+        }
+    }
+}
+
 /// The model that `scripts/setup.py starter` fetches.
 fn starter() -> Option<PathBuf> {
     let cache = std::env::var_os("MLX_BUN_CACHE").map(PathBuf::from);

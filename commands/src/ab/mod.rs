@@ -20,7 +20,7 @@ use self::arm::{Arms, Given};
 use self::gate::{Condition, Quality};
 use self::output::Figure;
 use self::pairs::{Limits, Side, Stopped, run_pairs};
-use self::process::Sample;
+use self::process::{Pairs, Sample};
 use self::quality::{Setting, Text};
 use self::report::Report;
 use self::rule::{FEWEST_PAIRS, RESAMPLES, Rule, Verdict};
@@ -231,7 +231,7 @@ impl AbArgs {
         figure: &Figure,
         interrupt: &Interrupt,
         printer: &Printer,
-    ) -> anyhow::Result<Option<(Vec<(Sample, Sample)>, Stopped)>> {
+    ) -> anyhow::Result<Option<(Pairs, Stopped)>> {
         let rule = self.rule(figure);
         let run = |side: Side| -> anyhow::Result<Option<Sample>> {
             let sample = process::run(&arms.arms[side as usize], figure);

@@ -18,6 +18,9 @@ pub struct Sample {
     pub identity: Identity,
 }
 
+/// Runs of A and B, pair by pair.
+pub type Pairs = Vec<(Sample, Sample)>;
+
 /// Runs a command to its end.
 ///
 /// # Errors

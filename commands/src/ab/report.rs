@@ -10,7 +10,7 @@ use super::arm::{Arm, Arms};
 use super::gate::{Condition, Quality};
 use super::output::Identity;
 use super::pairs::Stopped;
-use super::process::Sample;
+use super::process::{Pairs, Sample};
 use super::quality::Setting;
 use super::rule::{Judgement, Rule, Verdict};
 use super::statistics::median;
@@ -42,7 +42,7 @@ pub struct Report {
     figure: String,
     higher_is_better: bool,
     arms: Arms,
-    pairs: Vec<(Sample, Sample)>,
+    pairs: Pairs,
     stopped: Stopped,
     judgement: Judgement,
     sameness: Sameness,
@@ -56,7 +56,7 @@ impl Report {
         rule: Rule,
         figure: String,
         arms: Arms,
-        pairs: Vec<(Sample, Sample)>,
+        pairs: Pairs,
         stopped: Stopped,
         conditions: &[Condition],
         quality: Option<Quality>,
