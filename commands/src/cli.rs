@@ -6,6 +6,8 @@ use std::io::{IsTerminal, Write};
 use clap::error::{ContextKind, ErrorKind};
 use clap::{ArgAction, ColorChoice, Command, CommandFactory, FromArgMatches};
 
+use crate::ab::AbArgs;
+use crate::bench_matrix::BenchMatrixArgs;
 use crate::benchmark::BenchmarkArgs;
 use crate::cache_prompt::CachePromptArgs;
 use crate::chat::ChatArgs;
@@ -95,6 +97,8 @@ pub enum Verb {
     Perplexity(Box<PerplexityArgs>),
     #[command(visible_alias = "bench")]
     Benchmark(Box<BenchmarkArgs>),
+    BenchMatrix(Box<BenchMatrixArgs>),
+    Ab(Box<AbArgs>),
     Evals(Box<EvalsArgs>),
     Goldens(Goldens),
     Completions(CompletionsArgs),

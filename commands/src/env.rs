@@ -1,5 +1,7 @@
 //! Every environment variable the program reads, with its documentation; the reference page comes from here.
 
+use mlx_bun::levers;
+
 /// A variable and what it does.
 pub struct Variable {
     /// Its name.
@@ -27,6 +29,10 @@ pub const MLX_BUN_CALIBRATION_JSONL: &str = "MLX_BUN_CALIBRATION_JSONL";
 pub const MLX_BUN_API_KEY: &str = "MLX_BUN_API_KEY";
 /// Which vector instructions our CPU kernels use.
 pub const MLX_BUN_CPU_ISA: &str = "MLX_BUN_CPU_ISA";
+/// Slows down every decode step.
+pub const MLX_BUN_DEBUG_STEP_DELAY_MS: &str = levers::STEP_DELAY;
+/// The key that measured servers are sent, when `MLX_BUN_API_KEY` is not set.
+pub const OPENAI_API_KEY: &str = "OPENAI_API_KEY";
 /// Which MLX build the launcher put in place.
 pub const MLX_BUN_BACKEND: &str = "MLX_BUN_BACKEND";
 /// No progress bars for transfers.
@@ -72,6 +78,14 @@ pub const GROUPS: &[Group] = &[
             Variable {
                 name: MLX_BUN_BACKEND,
                 doc: "Read by `scripts/mlx-bun`: `cpu` (default) or `cuda13`, the MLX build to run on (Linux)",
+            },
+            Variable {
+                name: MLX_BUN_DEBUG_STEP_DELAY_MS,
+                doc: "Milliseconds to sleep at each decode step: for testing that `bench-matrix --max-regression` and `ab` notice a slower program",
+            },
+            Variable {
+                name: OPENAI_API_KEY,
+                doc: "The key that `bench-matrix --url` sends, when `MLX_BUN_API_KEY` is not set",
             },
             Variable {
                 name: MLX_BUN_NO_PROGRESS,

@@ -8,6 +8,7 @@
 use super::limits::Limits;
 use super::step::{ControlFlow, KvQuantization, Step, StepError, StepOptions};
 use crate::cache::{LayerCache, maybe_quantize};
+use crate::levers;
 use crate::mlx::cpu_ops::{self, Kernels, in_prefill};
 use crate::mlx::random::RandomState;
 use crate::mlx::{self, Array, DeviceKind, Dtype, memory};
@@ -234,6 +235,7 @@ impl Sequence {
 /// One token of each sequence, in order: `None` where `max_tokens` were generated. They share one forward pass; what
 /// goes wrong with one of them is its own result.
 pub fn step(model: &dyn Model, rows: &mut [&mut Sequence]) -> Vec<Result<Option<Step>, StepError>> {
+    levers::delay_step();
     let mut results: Vec<Result<Option<Step>, StepError>> = rows.iter().map(|_| Ok(None)).collect();
     // Those that go on, with their place.
     let mut current: Vec<(usize, &mut Sequence, (Array, Array))> = Vec::new();
