@@ -29,6 +29,7 @@ mod perplexity;
 mod printer;
 mod prompt;
 mod prompt_file;
+mod recorder;
 mod reference;
 mod scan;
 #[cfg(test)]

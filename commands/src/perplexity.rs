@@ -11,7 +11,8 @@ use mlx_bun::load::LoadedModel;
 use mlx_bun::lora::Adapter;
 use mlx_bun::mlx::memory;
 use mlx_bun::perplexity::{Estimate, Evaluation, evaluate, read_rows, sequences};
-use serde_json::json;
+use mlx_bun::record::{Figures, QualityRun, percentile};
+use serde_json::{Map, json};
 
 use crate::args::adapter::AdapterArgs;
 use crate::args::model::ModelArgs;
@@ -24,6 +25,7 @@ use crate::load::choose_numerics;
 use crate::output::SCHEMA_VERSION;
 use crate::output_file;
 use crate::printer::Printer;
+use crate::recorder::{Recorder, recorded_path};
 
 const CSV_HEADER: &str = "sequence,tokens,loss,perplexity,kl,top1_agreement\n";
 
@@ -106,8 +108,9 @@ pub fn run(args: &PerplexityArgs, printer: &Printer) -> anyhow::Result<ExitStatu
     warnings.iter().for_each(|warning| printer.warning(warning));
     choose_numerics(numerics, printer)?;
     let adapter = args.adapter.adapter_path.as_deref().map(Adapter::open).transpose()?;
-    let loaded = load(name.as_deref(), adapter, printer)?;
+    let (loaded, model_path) = load(name.as_deref(), adapter, printer)?;
     let baseline = args.baseline.as_deref().map(|name| load(Some(name), None, printer)).transpose()?;
+    let (baseline, baseline_path) = baseline.unzip();
     if let Some(baseline) = &baseline {
         same_vocabulary(&loaded, baseline)?;
     }
@@ -119,6 +122,10 @@ pub fn run(args: &PerplexityArgs, printer: &Printer) -> anyhow::Result<ExitStatu
         printer.warning(&format!("the rows give {} sequences, not {samples}", sequences.len()));
     }
 
+    let mut recorder = Recorder::begin("perplexity", &numerics, Map::new(), printer);
+    for problem in recorder.problems() {
+        printer.detail(&format!("the machine is not quiet: {problem}"));
+    }
     interrupt.begin();
     let started = Instant::now();
     let bar = printer.progress("Measuring", sequences.len() as u64);
@@ -133,7 +140,9 @@ pub fn run(args: &PerplexityArgs, printer: &Printer) -> anyhow::Result<ExitStatu
     if let Some(file) = &args.csv {
         write_bytes_atomically(file, csv(&evaluation).as_bytes())?;
     }
-    say(args, name.as_deref(), &evaluation, started.elapsed(), printer)?;
+    let took = started.elapsed();
+    record(args, model_path, baseline_path, &evaluation, took, &mut recorder)?;
+    say(args, name.as_deref(), &evaluation, took, printer)?;
     Ok(ExitStatus::Success)
 }
 
@@ -152,10 +161,15 @@ fn data_file(argument: &str) -> Result<&Path, Complaint> {
         .hint("give a .jsonl file with a row a line, or a text file"))
 }
 
-fn load(name: Option<&str>, adapter: Option<Adapter>, printer: &Printer) -> anyhow::Result<LoadedModel> {
+/// A model and its place.
+fn load(
+    name: Option<&str>,
+    adapter: Option<Adapter>,
+    printer: &Printer,
+) -> anyhow::Result<(LoadedModel, String)> {
     let resolved = source_model(name)?;
     printer.detail(&format!("model: {}", resolved.source.path().display()));
-    Ok(mlx_bun::load::load_adapted(&resolved.source, adapter)?)
+    Ok((mlx_bun::load::load_adapted(&resolved.source, adapter)?, recorded_path(&resolved.source)))
 }
 
 fn same_vocabulary(model: &LoadedModel, baseline: &LoadedModel) -> Result<(), Complaint> {
@@ -200,6 +214,62 @@ fn csv(evaluation: &Evaluation) -> String {
         }
     }
     text
+}
+
+/// Keeps the figures, and the mean loss of each sequence.
+fn record(
+    args: &PerplexityArgs,
+    model_path: String,
+    baseline: Option<String>,
+    evaluation: &Evaluation,
+    took: Duration,
+    recorder: &mut Recorder,
+) -> anyhow::Result<()> {
+    let (perplexity, divergence) = (evaluation.perplexity()?, evaluation.divergence());
+    let mut figures = Figures::default();
+    figures.add("perplexity", perplexity.mean, "");
+    figures.add("perplexity_standard_error", perplexity.standard_error, "");
+    figures.add("loss", evaluation.mean_loss()?, "nats");
+    figures.add("tokens_per_second", evaluation.token_count() as f64 / took.as_secs_f64(), "tok/s");
+    figures.add("peak_bytes", memory::peak()? as f64, "bytes");
+    if let (Some(kl), Some(agreement)) = (divergence, evaluation.agreement()) {
+        figures.add("kl", kl.mean, "nats");
+        figures.add("kl_standard_error", kl.standard_error, "nats");
+        figures.add("top1_agreement", agreement.mean * 100.0, "%");
+    }
+    let divergences: Vec<f64> = evaluation
+        .sequences
+        .iter()
+        .flat_map(|sequence| &sequence.divergences)
+        .map(|value| f64::from(*value))
+        .collect();
+    let losses: Vec<f64> = evaluation
+        .sequences
+        .iter()
+        .map(|sequence| Estimate::of(sequence.losses.iter().map(|loss| f64::from(*loss))).mean)
+        .collect();
+    let (count, length) = (evaluation.sequences.len(), args.sequence_length);
+    let data = Path::new(&args.data_path).file_name().unwrap_or_default().to_string_lossy();
+    let row = QualityRun {
+        model_path,
+        task: "perplexity".to_owned(),
+        config_json: json!({
+            "data": args.data_path,
+            "sequence_length": length,
+            "batch_size": args.batch_size,
+            "seed": args.seed,
+            "adapter": args.adapter.adapter_path,
+        }),
+        n_samples: Some(count as u64),
+        kl_mean: divergence.map(|kl| kl.mean),
+        kl_median: percentile(&divergences, 0.5),
+        kl_p95: percentile(&divergences, 0.95),
+        kl_ref: baseline,
+        ..QualityRun::default()
+    };
+    let entry = recorder.entry(&format!("{data} {count}x{length}"), figures, json!({"loss": losses}));
+    recorder.record(&entry, &row);
+    Ok(())
 }
 
 /// A number that JSON has; null for the rest.

@@ -2,15 +2,18 @@
 
 use std::fs;
 
+use crate::recorder;
+
 /// What follows the program's name.
 pub fn long() -> String {
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let path = library(&maps).map(|path| format!(" ({path})")).unwrap_or_default();
+    let commit = recorder::commit().map(|commit| format!("\ncommit {commit}")).unwrap_or_default();
     format!(
-        "{}\nMLX {}{path}\nbackend {}",
+        "{}\nMLX {}{path}\nbackend {}{commit}",
         env!("CARGO_PKG_VERSION"),
         mlx_bun::mlx::version(),
-        backend(&maps)
+        backend_of(&maps)
     )
 }
 
@@ -19,8 +22,13 @@ fn library(maps: &str) -> Option<&str> {
     files(maps).find(|path| name(path).starts_with("libmlx."))
 }
 
+/// Which build of MLX this process runs on: `cpu`, `cuda` or `metal`.
+pub fn backend() -> &'static str {
+    backend_of(&fs::read_to_string("/proc/self/maps").unwrap_or_default())
+}
+
 /// Only MLX's CUDA build brings NVIDIA's libraries with it.
-fn backend(maps: &str) -> &'static str {
+fn backend_of(maps: &str) -> &'static str {
     let cuda = ["libcuda.", "libcudart.", "libcublas", "libcudnn", "libnvrtc"];
     if cfg!(target_os = "macos") {
         "metal"
@@ -53,9 +61,9 @@ mod tests {
     #[test]
     fn the_loaded_library_decides_not_the_environment() {
         assert_eq!(library(MAPS), Some("/opt/a b/lib/libmlx.so"));
-        assert_eq!(backend(MAPS), "cpu");
-        assert_eq!(backend(&format!("{MAPS}7f3 r-xp 00000000 08:01 14 /x/libcublasLt.so.13\n")), "cuda");
-        assert_eq!((library(""), backend("")), (None, "cpu"));
+        assert_eq!(backend_of(MAPS), "cpu");
+        assert_eq!(backend_of(&format!("{MAPS}7f3 r-xp 00000000 08:01 14 /x/libcublasLt.so.13\n")), "cuda");
+        assert_eq!((library(""), backend_of("")), (None, "cpu"));
     }
 
     #[test]

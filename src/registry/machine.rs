@@ -105,7 +105,7 @@ const SKUS: [Sku; 15] = [
 ];
 
 /// Bytes of memory; `None` where the system does not say.
-fn ram() -> Option<u64> {
+pub(crate) fn ram() -> Option<u64> {
     if cfg!(target_os = "macos") {
         return sysctl("hw.memsize")?.parse().ok();
     }
@@ -119,7 +119,7 @@ fn ram() -> Option<u64> {
     Some(limit.map_or(total, |limit: u64| limit.min(total)))
 }
 
-fn processor() -> String {
+pub(crate) fn processor() -> String {
     let name = if cfg!(target_os = "macos") {
         sysctl("machdep.cpu.brand_string")
     } else {
@@ -130,7 +130,7 @@ fn processor() -> String {
     name.filter(|name| !name.is_empty()).unwrap_or_else(|| "this machine".to_owned())
 }
 
-fn sysctl(name: &str) -> Option<String> {
+pub(crate) fn sysctl(name: &str) -> Option<String> {
     let output = Command::new("sysctl").args(["-n", name]).output().ok()?;
     Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())
 }
