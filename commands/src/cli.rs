@@ -11,6 +11,7 @@ use crate::chat::ChatArgs;
 use crate::completions::CompletionsArgs;
 use crate::convert::ConvertArgs;
 use crate::env;
+use crate::eval::EvalArgs;
 use crate::exit::ExitStatus;
 use crate::fit::FitArgs;
 use crate::fuse::FuseArgs;
@@ -90,6 +91,8 @@ pub enum Verb {
     Upload(UploadArgs),
     Convert(Box<ConvertArgs>),
     Fuse(Box<FuseArgs>),
+    #[command(alias = "evaluate")]
+    Eval(Box<EvalArgs>),
     Perplexity(Box<PerplexityArgs>),
     Goldens(Goldens),
     Completions(CompletionsArgs),

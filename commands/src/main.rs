@@ -10,6 +10,7 @@ mod convert;
 mod engine;
 mod env;
 mod error;
+mod eval;
 mod exit;
 mod fit;
 mod fuse;
@@ -76,6 +77,7 @@ fn run(verb: Verb, printer: Printer) -> anyhow::Result<ExitStatus> {
         Verb::Upload(args) => upload::run(&args, &printer),
         Verb::Convert(args) => convert::run(&args, &printer),
         Verb::Fuse(args) => fuse::run(&args, &printer),
+        Verb::Eval(args) => eval::run(&args, &printer),
         Verb::Perplexity(args) => perplexity::run(&args, &printer),
         Verb::Goldens(args) => {
             let agrees = args.run(&mut printer.stdout())?;

@@ -1,7 +1,7 @@
 """Runs one untrusted program: walls up first, then the program, then the verdict.
 
 Reads {"program", "nonce", "folder", "memory", "seconds", "walls", "namespaces"} from standard input. Writes one JSON line
-with the nonce to standard output; a program that ends the process itself gives none. Knows Linux and macOS; what this
+with the nonce to standard output, after an empty one once it is ready; a program that ends the process itself gives none. Knows Linux and macOS; what this
 system lacks is left out, and the caller finds out with a program that tries to get through.
 """
 
@@ -129,6 +129,8 @@ def main():
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
+    # The clock starts here: an interpreter may be slow to come up.
+    os.write(answer, b"\n")
     verdict = {"nonce": config["nonce"], "passed": False}
     try:
         # Compiled before the walls: the limits are for what the program does.

@@ -12,6 +12,7 @@ use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use mlx_bun::checkpoint::environment::Environment;
@@ -25,11 +26,13 @@ const DRIVER: &str = include_str!("driver.py");
 /// Longest verdict.
 const LONGEST_ANSWER: u64 = 1 << 16;
 const NAP: Duration = Duration::from_millis(5);
+/// How long an interpreter may take to come up.
+const START: Duration = Duration::from_secs(30);
 
 /// What a program may use.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Time on the clock, and of the processor.
+    /// Time on the clock once the program begins, and of the processor.
     pub time: Duration,
     /// Bytes of its address space.
     pub memory: u64,
@@ -177,22 +180,37 @@ impl Sandbox {
             "namespaces": self.walls == Walls::Namespaces,
         });
         let mut child = self.command(&place).spawn()?;
-        let deadline = Instant::now() + self.limits.time;
         let input = child.stdin.take();
         let writer = std::thread::spawn(move || {
             // A child that died does not read; what became of it is seen below.
             let _ = input.map(|mut input| input.write_all(config.to_string().as_bytes()));
         });
         let output = child.stdout.take();
+        let (ready, started) = mpsc::channel();
         let reader = std::thread::spawn(move || {
             let mut bytes = Vec::new();
-            let _ = output.map(|output| output.take(LONGEST_ANSWER).read_to_end(&mut bytes));
+            if let Some(mut output) = output
+                && output.read_exact(&mut [0]).is_ok()
+            {
+                let _ = ready.send(());
+                // What was read before an error is the answer, or none.
+                let _ = output.take(LONGEST_ANSWER).read_to_end(&mut bytes);
+            }
             bytes
         });
+        let started = started.recv_timeout(START).is_ok();
+        let deadline = Instant::now() + if started { self.limits.time } else { Duration::from_secs(1) };
         let ended = wait(&mut child, deadline)?;
         let _ = writer.join();
         let answer = reader.join().unwrap_or_default();
-        let Some(status) = ended else { return Ok(Outcome::TimedOut) };
+        let status = match ended {
+            Some(status) if started => status,
+            Some(status) => {
+                return Err(SandboxError::Broken(format!("the interpreter did not start ({status})")));
+            }
+            None if started => return Ok(Outcome::TimedOut),
+            None => return Err(SandboxError::Broken("the interpreter does not start".to_owned())),
+        };
         let verdict = serde_json::from_slice(&answer).ok().filter(|verdict: &Verdict| verdict.nonce == nonce);
         match verdict {
             Some(Verdict { broken: Some(reason), .. }) => Err(SandboxError::Broken(reason)),

@@ -147,5 +147,4 @@ fn errors_that_lie_do_no_harm() {
         "an error that cannot be shown",
     );
     all_fail("raise Exception('x' * 10**6)", "Exception: xxx");
-    all_fail("import sys\nsys.setrecursionlimit(10**6)\ndef f(): return f()\nf()", "");
 }
