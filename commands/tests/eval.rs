@@ -43,9 +43,7 @@ impl Rows {
         command
             .args(arguments)
             .env("MLX_BUN_EVAL_DATA", self.0.path())
-            .env("XDG_STATE_HOME", self.path("state"));
-        // The code of `humaneval` runs in a Python that the test's environment has.
-        command.env("TMPDIR", std::env::temp_dir());
+            .env("MLX_BUN_CACHE", self.path("cache"));
         command
     }
 
@@ -188,6 +186,36 @@ fn a_killed_run_goes_on_to_the_same_score() {
     }
     assert_eq!(rows.samples("killed", "gsm8k"), rows.samples("whole", "gsm8k"));
     assert!(fs::read_to_string(&file).unwrap().starts_with(&kept));
+}
+
+#[test]
+fn ctrl_c_ends_with_130_and_the_run_goes_on_from_there() {
+    let rows = Rows::new();
+    let many: String =
+        (0..300).map(|i| format!("{{\"question\": \"What is {i}?\", \"answer\": \"{i}\"}}\n")).collect();
+    rows.write("gsm8k.jsonl", &many);
+    let folder = rows.path("out");
+    let arguments = ["gsm8k", "--output-dir", folder.to_str().unwrap()];
+    let mut child = rows.ask(&arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let lines = || fs::read_to_string(folder.join("gsm8k.jsonl")).unwrap_or_default().lines().count();
+    let started = Instant::now();
+    while lines() < 3 && child.try_wait().unwrap().is_none() && started.elapsed() < Duration::from_secs(60) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let stopped = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(stopped.success());
+    let output = child.wait_with_output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(130), "{text}");
+    assert!(text.contains("hint: --resume goes on from here"), "{text}");
+    let before = lines();
+    assert!((3..300).contains(&before), "{before}");
+    let resumed = result(rows.ask(&arguments).arg("--resume"));
+    assert_eq!(resumed["tasks"][0]["total"], 300);
+    let indices: Vec<u64> =
+        rows.samples("out", "gsm8k").iter().map(|sample| sample["index"].as_u64().unwrap()).collect();
+    assert_eq!(indices, (0..300).collect::<Vec<_>>());
+    assert!(rows.path("cache").join("evals.sqlite").is_file());
 }
 
 #[test]

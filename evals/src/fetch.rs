@@ -286,8 +286,11 @@ fn bfcl_rows(wheel: &[u8]) -> Result<Vec<Value>, String> {
     checked(rows, bfcl::row)
 }
 
+/// Says what is wrong with a row.
+type RowCheck = fn(usize, &Value) -> Result<(), String>;
+
 /// What files can be imported: the name, and what checks a row.
-const IMPORTS: &[(&str, fn(usize, &Value) -> Result<(), String>)] = &[
+const IMPORTS: &[(&str, RowCheck)] = &[
     ("mmlu", |index, row| mmlu::row(index, row).map(drop)),
     ("mmlu_dev", |index, row| mmlu::row(index, row).map(drop)),
     ("gsm8k", |index, row| gsm8k::row(index, row).map(drop)),

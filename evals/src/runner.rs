@@ -84,7 +84,7 @@ pub enum RunError {
         /// Which.
         id: String,
         /// Why.
-        cause: GenerationError,
+        cause: Box<GenerationError>,
     },
     /// The samples cannot be kept.
     #[error(transparent)]
@@ -187,7 +187,7 @@ pub fn run(
             Ok(finish) => finish.name(),
             Err(cause) => {
                 gone.store(true, Ordering::Relaxed);
-                return Err(RunError::Generation { id: question.id.clone(), cause });
+                return Err(RunError::Generation { id: question.id.clone(), cause: Box::new(cause) });
             }
         };
         let verdict = task.judge(answered.index, &answered.text);

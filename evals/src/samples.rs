@@ -275,7 +275,7 @@ mod tests {
             index,
             id: format!("q{index}"),
             group: None,
-            correct: index % 2 == 0,
+            correct: index.is_multiple_of(2),
             answer: Value::from(index),
             output: "é\n\"x\"".repeat(index),
             prompt_tokens: 1,

@@ -10,8 +10,11 @@ pub enum Language {
     Other(&'static str),
 }
 
+/// Ranges of characters, ends included.
+type Characters = &'static [(u32, u32)];
+
 /// Codes whose script decides, with its ranges of characters.
-const SCRIPTS: &[(&[&str], &[(u32, u32)])] = &[
+const SCRIPTS: &[(&[&str], Characters)] = &[
     (&["ko"], &[(0xac00, 0xd7a3), (0x1100, 0x11ff)]),
     (&["ja"], &[(0x3040, 0x30ff)]),
     (&["zh", "zh-cn", "zh-tw"], &[(0x4e00, 0x9fff)]),
