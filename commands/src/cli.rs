@@ -14,6 +14,7 @@ use crate::chat::ChatArgs;
 use crate::completions::CompletionsArgs;
 use crate::convert::ConvertArgs;
 use crate::env;
+use crate::eval::EvalArgs;
 use crate::evals::EvalsArgs;
 use crate::exit::ExitStatus;
 use crate::fit::FitArgs;
@@ -94,6 +95,8 @@ pub enum Verb {
     Upload(UploadArgs),
     Convert(Box<ConvertArgs>),
     Fuse(Box<FuseArgs>),
+    #[command(alias = "evaluate")]
+    Eval(Box<EvalArgs>),
     Perplexity(Box<PerplexityArgs>),
     #[command(visible_alias = "bench")]
     Benchmark(Box<BenchmarkArgs>),

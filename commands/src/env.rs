@@ -1,6 +1,7 @@
 //! Every environment variable the program reads, with its documentation; the reference page comes from here.
 
 use mlx_bun::levers;
+use mlx_bun_evals::{data, prompt, sandbox};
 
 /// A variable and what it does.
 pub struct Variable {
@@ -86,6 +87,30 @@ pub const GROUPS: &[Group] = &[
             Variable {
                 name: OPENAI_API_KEY,
                 doc: "The key that `bench-matrix --url` sends, when `MLX_BUN_API_KEY` is not set",
+            },
+            Variable {
+                name: data::MLX_BUN_EVAL_DATA,
+                doc: "Where `eval` finds rows; default `eval-data` in mlx-bun's cache",
+            },
+            Variable {
+                name: prompt::MLX_BUN_EVAL_THINK,
+                doc: "`1`: models that can think do so in `eval`, when `--thinking` is absent",
+            },
+            Variable {
+                name: "MLX_BUN_<TASK>_FROZEN",
+                doc: "`0`: `eval` draws from the whole set of a task though there is a frozen choice of its rows",
+            },
+            Variable {
+                name: sandbox::MLX_BUN_ORACLE_PYTHON,
+                doc: "The Python that runs the code of `eval humaneval`; default `python3`",
+            },
+            Variable {
+                name: "PIP_INDEX_URL",
+                doc: "The package index of `eval fetch-data`; default `https://pypi.org/simple`",
+            },
+            Variable {
+                name: "PIP_CERT",
+                doc: "Certificates for that index, before `REQUESTS_CA_BUNDLE` and `SSL_CERT_FILE`",
             },
             Variable {
                 name: MLX_BUN_NO_PROGRESS,

@@ -13,6 +13,7 @@ mod convert;
 mod engine;
 mod env;
 mod error;
+mod eval;
 mod evals;
 mod exit;
 mod fit;
@@ -87,6 +88,7 @@ fn run(verb: Verb, printer: Printer) -> anyhow::Result<ExitStatus> {
         Verb::Upload(args) => upload::run(&args, &printer),
         Verb::Convert(args) => convert::run(&args, &printer),
         Verb::Fuse(args) => fuse::run(&args, &printer),
+        Verb::Eval(args) => eval::run(&args, &printer),
         Verb::Perplexity(args) => perplexity::run(&args, &printer),
         Verb::BenchMatrix(args) => bench_matrix::run(&args, &printer),
         Verb::Ab(args) => ab::run(&args, &printer),
