@@ -3,8 +3,9 @@
 //! Layers, each knowing only those below it: [`checkpoint`] and [`tokenizer`] read what a model ships; [`mlx`] is
 //! the array library; [`models`] holds one file a family over [`cache`]; [`sampling`] picks tokens; [`structured`]
 //! finds tool calls in text and keeps tokens to grammars; [`generate`] drives them, [`scheduler`] for many requests at
-//! once; [`load`] brings a model's parts together; [`hub`] fetches and sends models, [`registry`] knows those on this
-//! machine, [`record`] keeps what was measured. The engine parses no arguments, serves no HTTP and prints nothing.
+//! once; [`load`] brings a model's parts together; [`train`] fine-tunes; [`hub`] fetches and sends models, [`registry`]
+//! knows those on this machine, [`record`] keeps what was measured. The engine parses no arguments, serves no HTTP and
+//! prints nothing.
 
 pub mod cache;
 pub mod checkpoint;
@@ -23,3 +24,4 @@ pub mod sampling;
 pub mod scheduler;
 pub mod structured;
 pub mod tokenizer;
+pub mod train;

@@ -30,6 +30,8 @@ use crate::printer::{ColorMode, Printer, Verbosity};
 use crate::reference::DocsArgs;
 use crate::scan::ScanArgs;
 use crate::serve::ServeArgs;
+use crate::train::TrainArgs;
+use crate::train_watch::TrainWatchArgs;
 use crate::upload::UploadArgs;
 use crate::version;
 
@@ -98,6 +100,9 @@ pub enum Verb {
     #[command(alias = "evaluate")]
     Eval(Box<EvalArgs>),
     Perplexity(Box<PerplexityArgs>),
+    #[command(visible_alias = "lora")]
+    Train(Box<TrainArgs>),
+    TrainWatch(TrainWatchArgs),
     #[command(visible_alias = "bench")]
     Benchmark(Box<BenchmarkArgs>),
     BenchMatrix(Box<BenchMatrixArgs>),

@@ -44,6 +44,8 @@ mod scripted;
 mod serve;
 mod session;
 mod table;
+mod train;
+mod train_watch;
 mod upload;
 mod version;
 
@@ -90,6 +92,8 @@ fn run(verb: Verb, printer: Printer) -> anyhow::Result<ExitStatus> {
         Verb::Fuse(args) => fuse::run(&args, &printer),
         Verb::Eval(args) => eval::run(&args, &printer),
         Verb::Perplexity(args) => perplexity::run(&args, &printer),
+        Verb::Train(args) => train::run(&args, &printer),
+        Verb::TrainWatch(args) => train_watch::run(&args, &printer),
         Verb::BenchMatrix(args) => bench_matrix::run(&args, &printer),
         Verb::Ab(args) => ab::run(&args, &printer),
         Verb::Benchmark(args) => benchmark::run(&args, &printer),

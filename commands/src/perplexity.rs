@@ -117,7 +117,7 @@ pub fn run(args: &PerplexityArgs, printer: &Printer) -> anyhow::Result<ExitStatu
     let length = args.sequence_length as usize;
     let (tokenizer, templates) = (&loaded.tokenizer, &loaded.chat_templates);
     let sequences = sequences(&rows, tokenizer, templates, args.seed, length, samples)?;
-    check_ids(&sequences, loaded.model.vocab_size())?;
+    check_ids(sequences.iter().map(Vec::as_slice), loaded.model.vocab_size())?;
     if let Some(samples) = samples.filter(|samples| *samples > sequences.len()) {
         printer.warning(&format!("the rows give {} sequences, not {samples}", sequences.len()));
     }
@@ -185,9 +185,16 @@ fn same_vocabulary(model: &LoadedModel, baseline: &LoadedModel) -> Result<(), Co
         .hint("compare models with the same tokenizer"))
 }
 
-fn check_ids(sequences: &[Vec<u32>], vocabulary: i32) -> Result<(), Complaint> {
+/// All tokens have a row in the model's embedding.
+///
+/// # Errors
+/// Names the first that has none.
+pub fn check_ids<'a>(
+    sequences: impl IntoIterator<Item = &'a [u32]>,
+    vocabulary: i32,
+) -> Result<(), Complaint> {
     let rows = u32::try_from(vocabulary).unwrap_or(0);
-    match sequences.iter().flatten().find(|id| **id >= rows) {
+    match sequences.into_iter().flatten().find(|id| **id >= rows) {
         Some(id) => Err(Complaint::failure(format!(
             "the tokenizer gives token {id}, but the model's embedding has {rows} rows; they do not belong together"
         ))),

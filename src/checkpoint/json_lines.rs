@@ -66,12 +66,21 @@ pub(crate) fn rows<T>(
     text: &str,
     mut row: impl FnMut(Value) -> Result<Option<T>, String>,
 ) -> Result<Vec<T>, (usize, String)> {
+    numbered_rows(text, |_, value| row(value))
+}
+
+/// [`rows`] for those who want to know the line, counted from 1.
+pub(crate) fn numbered_rows<T>(
+    text: &str,
+    mut row: impl FnMut(usize, Value) -> Result<Option<T>, String>,
+) -> Result<Vec<T>, (usize, String)> {
     let mut rows = Vec::new();
     for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         // The parser sees one line, so only the column says something.
         let parsed =
             serde_json::from_str(line).map_err(|error| json::problem(&error).replacen("line 1, ", "", 1));
-        rows.extend(parsed.and_then(&mut row).map_err(|problem| (index + 1, problem))?);
+        let read = parsed.and_then(|value| row(index + 1, value));
+        rows.extend(read.map_err(|problem| (index + 1, problem))?);
     }
     Ok(rows)
 }

@@ -229,7 +229,7 @@ impl Adapter {
         if !fits {
             return Err(misfit());
         }
-        Ok(Some(LowRank { a, b, scale: self.scaling.of(rank), magnitude, embedding }))
+        Ok(Some(LowRank { a, b, scale: self.scaling.of(rank), magnitude, embedding, dropout: None }))
     }
 
     /// Nothing may be left that no module took.

@@ -1,6 +1,6 @@
 //! What an adapter adds to one linear module (mlx-lm `tuner/lora.py`, `tuner/dora.py`).
 
-use crate::mlx::{Array, Dtype, Result};
+use crate::mlx::{Array, Dtype, Result, random};
 
 /// `scale * a @ b` beside a weight, and for DoRA the length that each row of the sum gets.
 #[derive(Clone, Debug)]
@@ -15,18 +15,39 @@ pub struct LowRank {
     pub magnitude: Option<Array>,
     /// Whether the weight is an embedding, whose rows are what goes in.
     pub embedding: bool,
+    /// While training, what is left out of the input.
+    pub dropout: Option<Dropout>,
+}
+
+/// Zeroes some of the input of an adapter, as the key says (`nn.Dropout`).
+#[derive(Clone, Debug)]
+pub struct Dropout {
+    /// Of each number to be zeroed, in `[0, 1)`.
+    pub probability: f64,
+    /// Decides which.
+    pub key: Array,
+}
+
+impl Dropout {
+    fn apply(&self, x: &Array) -> Result<Array> {
+        let kept = 1.0 - self.probability;
+        let mask = random::bernoulli(kept as f32, x.shape(), &self.key)?;
+        mask.multiply(x)?.multiply_scalar((1.0 / kept) as f32)
+    }
 }
 
 impl LowRank {
     /// What is added to a module's output for input `x`: `[…, in]` to `[…, out]`, in the type of `x`. For an embedding,
     /// that of the head that is tied to it.
     pub fn product(&self, x: &Array) -> Result<Array> {
+        let dropped = self.dropout.as_ref().map(|dropout| dropout.apply(x)).transpose()?;
+        let (dtype, x) = (x.dtype(), dropped.as_ref().unwrap_or(x));
         let z = if self.embedding {
             x.matmul(&self.b.t()?)?.matmul(&self.a.t()?)?
         } else {
             x.matmul(&self.a)?.matmul(&self.b)?
         };
-        Array::scalar(self.scale, z.dtype())?.multiply(&z)?.astype(x.dtype())
+        Array::scalar(self.scale, z.dtype())?.multiply(&z)?.astype(dtype)
     }
 
     /// What is added to the rows `ids` of an embedding, in the adapter's own type.
@@ -54,14 +75,15 @@ impl LowRank {
     pub fn row_factors(&self, weight: &Array) -> Result<Option<Array>> {
         let Some(magnitude) = &self.magnitude else { return Ok(None) };
         let adapted = weight.astype(Dtype::Float32)?.add(&self.delta()?.astype(Dtype::Float32)?)?;
-        let length = adapted.square()?.sum(1, false)?.sqrt()?;
+        // Gradients go through the magnitude only (mlx-lm's `mx.stop_gradient`).
+        let length = adapted.square()?.sum(1, false)?.sqrt()?.stop_gradient()?;
         Ok(Some(magnitude.astype(Dtype::Float32)?.divide(&length)?))
     }
 
     /// The factors of the rows `ids` of an embedding, `[…, 1]`, given those rows with the adapter on them.
     pub fn rows_factors(&self, ids: &Array, adapted: &Array) -> Result<Option<Array>> {
         let Some(magnitude) = &self.magnitude else { return Ok(None) };
-        let length = adapted.square()?.sum(-1, false)?.sqrt()?;
+        let length = adapted.square()?.sum(-1, false)?.sqrt()?.stop_gradient()?;
         magnitude.take(ids, 0)?.divide(&length)?.expand_dims(-1).map(Some)
     }
 
@@ -92,6 +114,7 @@ mod tests {
             scale: 2.0,
             magnitude: None,
             embedding: false,
+            dropout: None,
         };
         let x = array(&[1.0, -1.0, 0.5], &[1, 3]);
         let direct = x.matmul(&weight.t().unwrap()).unwrap().add(&low_rank.product(&x).unwrap()).unwrap();

@@ -6,5 +6,5 @@ mod low_rank;
 mod stack;
 
 pub use adapter::{Adapter, AdapterError};
-pub use low_rank::LowRank;
-pub use stack::{AdapterSet, Adapters, FittedAdapter, ModuleAdapters};
+pub use low_rank::{Dropout, LowRank};
+pub use stack::{AdapterSet, Adapters, FittedAdapter, Kind, Module, ModuleAdapters};

@@ -9,16 +9,31 @@ use super::adapter::{Adapter, AdapterError};
 use super::low_rank::LowRank;
 
 /// A module that adapters may be for.
-#[derive(Debug)]
-struct Module {
-    path: String,
-    kind: Kind,
+#[derive(Clone, Debug)]
+pub struct Module {
+    /// Its path in the model.
+    pub path: String,
+    /// Its shape.
+    pub kind: Kind,
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Kind {
-    Linear { input: i32, output: i32 },
-    Embedding { count: i32, dims: i32 },
+/// What a module is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Maps `input` features to `output`.
+    Linear {
+        /// Features in.
+        input: i32,
+        /// Features out.
+        output: i32,
+    },
+    /// `count` vectors of `dims` features.
+    Embedding {
+        /// Vectors.
+        count: i32,
+        /// Features of each.
+        dims: i32,
+    },
 }
 
 /// What one adapter adds to the modules of the model that it was fitted to.
@@ -29,6 +44,11 @@ pub struct FittedAdapter {
 }
 
 impl FittedAdapter {
+    /// From what is added to modules, by their numbers in [`Adapters::modules`]; shapes are the caller's business.
+    pub fn from_parts(parts: impl IntoIterator<Item = (usize, LowRank)>) -> Self {
+        Self { parts: parts.into_iter().collect() }
+    }
+
     /// Modules that it adapts.
     pub fn modules(&self) -> usize {
         self.parts.len()
@@ -93,6 +113,11 @@ impl Adapters {
         let modules = &mut self.inner.borrow_mut().modules;
         modules.push(Module { path: path.to_owned(), kind });
         ModuleAdapters { adapters: self.clone(), index: modules.len() - 1 }
+    }
+
+    /// The modules, in the order in which the model has them.
+    pub fn modules(&self) -> Vec<Module> {
+        self.inner.borrow().modules.clone()
     }
 
     /// Finds the module of each part of an adapter.

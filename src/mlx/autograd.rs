@@ -91,6 +91,36 @@ pub fn vjp(
     Ok((values?, gradients?))
 }
 
+impl Array {
+    /// The same values, which gradients do not pass.
+    ///
+    /// # Errors
+    /// When MLX fails.
+    pub fn stop_gradient(&self) -> Result<Array> {
+        // SAFETY: handles are valid for the call.
+        Array::from_op(|out, stream| unsafe { ffi::mlx_stop_gradient(out, self.raw, stream) })
+    }
+
+    /// The same values, which are not computed before `dependencies` are.
+    ///
+    /// # Errors
+    /// When MLX fails.
+    pub fn after<'a>(&self, dependencies: impl IntoIterator<Item = &'a Array>) -> Result<Array> {
+        let (status, results) = with_vector([self], |inputs| {
+            with_vector(dependencies, |dependencies| {
+                // SAFETY: handles are valid for the call; `take_vector` frees the results.
+                unsafe {
+                    let mut results = ffi::mlx_vector_array_new();
+                    let status = ffi::mlx_depends(&mut results, inputs, dependencies);
+                    (status, take_vector(results))
+                }
+            })
+        });
+        checked(status)?;
+        results?.pop().ok_or_else(|| Error::new("mx.depends returned nothing"))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

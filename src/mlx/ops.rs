@@ -90,6 +90,8 @@ binary! {
     logical_and => mlx_logical_and;
     /// Bitwise and.
     bitwise_and => mlx_bitwise_and;
+    /// `log(e^a + e^b)`.
+    logaddexp => mlx_logaddexp;
     /// Matrix product over the last two axes.
     matmul => mlx_matmul;
 }
@@ -120,6 +122,14 @@ impl Array {
     pub fn addmm(&self, a: &Array, b: &Array) -> Result<Array> {
         // SAFETY: handles are valid for the call.
         Array::from_op(|out, stream| unsafe { ffi::mlx_addmm(out, self.raw, a.raw, b.raw, 1.0, 1.0, stream) })
+    }
+
+    /// `beta * self + alpha * (a @ b)`.
+    pub fn addmm_scaled(&self, a: &Array, b: &Array, alpha: f32, beta: f32) -> Result<Array> {
+        // SAFETY: handles are valid for the call.
+        Array::from_op(|out, stream| unsafe {
+            ffi::mlx_addmm(out, self.raw, a.raw, b.raw, alpha, beta, stream)
+        })
     }
 
     /// `condition ? a : b`, broadcasting; `self` is the condition.

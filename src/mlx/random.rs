@@ -26,6 +26,13 @@ impl RandomState {
         Self::from_seed(since.as_nanos() as u64)
     }
 
+    /// The key of the next draw; the state moves on.
+    pub fn next_key(&mut self) -> Result<Array> {
+        let (state, key) = split(&self.key)?;
+        self.key = state;
+        Ok(key)
+    }
+
     /// The key itself; compiled samplers pass it in and out.
     pub fn key(&self) -> &Array {
         &self.key
@@ -57,6 +64,41 @@ pub fn uniform(key: &Array) -> Result<Array> {
     // SAFETY: handles are valid for the call; an empty shape is a scalar.
     Array::from_op(|out, stream| unsafe {
         ffi::mlx_random_uniform(out, low.raw, high.raw, [].as_ptr(), 0, dtype, optional(Some(key)), stream)
+    })
+}
+
+/// Uniform draws in `[low, high)`, float32.
+pub fn uniform_between(low: f32, high: f32, shape: &[i32], key: &Array) -> Result<Array> {
+    let (low, high) = (Array::from_slice(&[low], &[])?, Array::from_slice(&[high], &[])?);
+    let dtype = super::Dtype::Float32.raw();
+    // SAFETY: handles and shape are valid for the call.
+    Array::from_op(|out, stream| unsafe {
+        ffi::mlx_random_uniform(
+            out,
+            low.raw,
+            high.raw,
+            shape.as_ptr(),
+            shape.len(),
+            dtype,
+            optional(Some(key)),
+            stream,
+        )
+    })
+}
+
+/// Draws that are true with `probability`.
+pub fn bernoulli(probability: f32, shape: &[i32], key: &Array) -> Result<Array> {
+    let probability = Array::from_slice(&[probability], &[])?;
+    // SAFETY: handles and shape are valid for the call.
+    Array::from_op(|out, stream| unsafe {
+        ffi::mlx_random_bernoulli(
+            out,
+            probability.raw,
+            shape.as_ptr(),
+            shape.len(),
+            optional(Some(key)),
+            stream,
+        )
     })
 }
 

@@ -1,6 +1,7 @@
 //! Checkpoint tensors as arrays, without a copy where the device reads host memory.
 
 use std::ffi::c_void;
+use std::sync::Arc;
 
 use mlx_sys as ffi;
 
@@ -56,5 +57,17 @@ impl Array {
             }
         };
         if raw.ctx.is_null() { Err(last_error()) } else { Ok(Array::from_raw(raw)) }
+    }
+
+    /// A copy of the elements as a tensor that a file can hold; computes the array first.
+    ///
+    /// # Errors
+    /// When the computation fails, or files do not hold the type.
+    pub fn to_tensor(&self) -> Result<Tensor> {
+        let Some(dtype) = self.dtype().stored() else {
+            return Err(Error::new(format!("no tensor of type {}", self.dtype().name())));
+        };
+        let shape = self.shape().iter().map(|&size| usize::try_from(size).unwrap_or(0)).collect();
+        Ok(Tensor { dtype, shape, data: TensorData::Owned(Arc::new(self.to_bytes()?)) })
     }
 }

@@ -137,7 +137,7 @@ impl<'a> Loader<'a> {
         let weight = self.floating(&format!("{path}.weight"), &[dims])?;
         Ok(match kind {
             NormKind::Rms { eps } => RmsNorm::new(weight, eps),
-            NormKind::GemmaRms { eps } => RmsNorm::new(weight.add_scalar(1.0)?, eps),
+            NormKind::GemmaRms { eps } => RmsNorm::gemma(weight, eps)?,
         })
     }
 

@@ -3,7 +3,7 @@
 
 use super::fused::BlockDescription;
 use super::layers::{Attention, Context, Embedding, GatedMlp, Head, Linear, RmsNorm, Weight, attention_mask};
-use crate::cache::LayerKind;
+use crate::cache::{LayerCache, LayerKind};
 use crate::mlx::fast::Mask;
 use crate::mlx::{Array, Result};
 
@@ -71,9 +71,17 @@ impl BlockPieces {
     /// # Errors
     /// When MLX fails.
     pub fn forward(&self, x: &Array, mask: &Mask) -> Result<Array> {
+        self.forward_after(x, mask, None)
+    }
+
+    /// [`BlockPieces::forward`] of what comes after the positions in `cache`, which grows.
+    ///
+    /// # Errors
+    /// When MLX fails.
+    pub fn forward_after(&self, x: &Array, mask: &Mask, cache: Option<&mut LayerCache>) -> Result<Array> {
         let h = self.after_attention(
             x,
-            self.attention.forward(&self.input_norm.forward(x)?, Context::Together { mask, cache: None })?,
+            self.attention.forward(&self.input_norm.forward(x)?, Context::Together { mask, cache })?,
         )?;
         let out = self.mlp.forward(&self.mlp_norm.forward(&h)?)?;
         self.after_mlp(&h, out)

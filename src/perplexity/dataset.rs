@@ -73,15 +73,21 @@ pub fn read_rows(path: &Path) -> Result<Vec<Row>, DatasetError> {
 }
 
 /// What the rows of a file are.
-#[derive(Clone, Copy)]
-enum Kind {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowKind {
+    /// `prompt` and `completion`.
     Completion,
+    /// `messages`.
     Chat,
+    /// `text`.
     Text,
 }
 
 /// One row; the first decides what all are.
-fn read_row(row: &Value, kind: &mut Option<Kind>) -> Result<Row, String> {
+///
+/// # Errors
+/// What is wrong with it.
+pub fn read_row(row: &Value, kind: &mut Option<RowKind>) -> Result<Row, String> {
     let row = row.as_object().ok_or("the row is not an object")?;
     let known = match kind {
         Some(kind) => *kind,
@@ -92,29 +98,29 @@ fn read_row(row: &Value, kind: &mut Option<Kind>) -> Result<Row, String> {
     row_of(row, known)
 }
 
-fn kind_of(row: &Map<String, Value>) -> Option<Kind> {
+fn kind_of(row: &Map<String, Value>) -> Option<RowKind> {
     if row.contains_key("prompt") && row.contains_key("completion") {
-        Some(Kind::Completion)
+        Some(RowKind::Completion)
     } else if row.contains_key("messages") {
-        Some(Kind::Chat)
+        Some(RowKind::Chat)
     } else {
-        row.contains_key("text").then_some(Kind::Text)
+        row.contains_key("text").then_some(RowKind::Text)
     }
 }
 
-fn row_of(row: &Map<String, Value>, kind: Kind) -> Result<Row, String> {
+fn row_of(row: &Map<String, Value>, kind: RowKind) -> Result<Row, String> {
     let field = |name: &str| row.get(name).ok_or_else(|| format!("the row has no `{name}`"));
     let tools = row.get("tools").filter(|tools| !tools.is_null()).cloned();
     match kind {
-        Kind::Text => match field("text")?.as_str() {
+        RowKind::Text => match field("text")?.as_str() {
             Some(text) => Ok(Row::Text(text.to_owned())),
             None => Err("`text` is not a string".to_owned()),
         },
-        Kind::Chat => match field("messages")? {
+        RowKind::Chat => match field("messages")? {
             messages @ Value::Array(_) => Ok(Row::Chat { messages: messages.clone(), tools }),
             _ => Err("`messages` is not a list".to_owned()),
         },
-        Kind::Completion => {
+        RowKind::Completion => {
             let messages = json!([
                 {"role": "user", "content": field("prompt")?},
                 {"role": "assistant", "content": field("completion")?},
@@ -141,29 +147,42 @@ pub fn tokenize(
             }
             Ok(tokens)
         }
-        Row::Chat { messages, tools } => {
-            if templates.is_empty() {
-                return Err(DatasetError::NoTemplate);
-            }
-            let mut messages = messages.clone();
-            parse_tool_arguments(&mut messages);
-            flatten_text_content(&mut messages)?;
-            let special: Map<String, Value> = tokenizer
-                .special_tokens()
-                .iter()
-                .map(|(role, token)| (role.to_owned(), Value::from(token)))
-                .collect();
-            let extra = Map::from_iter([("enable_thinking".to_owned(), tokenizer.has_thinking().into())]);
-            let request = RenderRequest {
-                tools: tools.as_ref(),
-                special_tokens: Some(&special),
-                extra: Some(&extra),
-                ..RenderRequest::new(&messages)
-            };
-            let text = templates.select(None, tools.is_some())?.render(&request)?;
-            Ok(tokenizer.encode(&text, false)?)
-        }
+        Row::Chat { messages, tools } => encode_chat(messages, tools.as_ref(), false, tokenizer, templates),
     }
+}
+
+/// The tokens of a conversation as the model's template writes it, perhaps up to where the assistant's turn begins.
+///
+/// # Errors
+/// When the template fails or there is none.
+pub fn encode_chat(
+    messages: &Value,
+    tools: Option<&Value>,
+    add_generation_prompt: bool,
+    tokenizer: &Tokenizer,
+    templates: &ChatTemplates,
+) -> Result<Vec<u32>, DatasetError> {
+    if templates.is_empty() {
+        return Err(DatasetError::NoTemplate);
+    }
+    let mut messages = messages.clone();
+    parse_tool_arguments(&mut messages);
+    flatten_text_content(&mut messages)?;
+    let special: Map<String, Value> = tokenizer
+        .special_tokens()
+        .iter()
+        .map(|(role, token)| (role.to_owned(), Value::from(token)))
+        .collect();
+    let extra = Map::from_iter([("enable_thinking".to_owned(), tokenizer.has_thinking().into())]);
+    let request = RenderRequest {
+        tools,
+        add_generation_prompt,
+        special_tokens: Some(&special),
+        extra: Some(&extra),
+        ..RenderRequest::new(&messages)
+    };
+    let text = templates.select(None, tools.is_some())?.render(&request)?;
+    Ok(tokenizer.encode(&text, false)?)
 }
 
 /// Sequences to measure on (mlx-lm `perplexity.py`, `load_data`): rows in NumPy's order for `seed`, one after the

@@ -5,7 +5,7 @@ mod numpy_random;
 
 use std::ops::ControlFlow;
 
-pub use dataset::{DatasetError, Row, read_rows, sequences, tokenize};
+pub use dataset::{DatasetError, Row, RowKind, encode_chat, read_row, read_rows, sequences, tokenize};
 pub use numpy_random::RandomState;
 
 use crate::cache::make_prompt_cache;

@@ -22,6 +22,18 @@ impl RandomState {
         Self { state, next: STATE }
     }
 
+    /// What [`from_words`](Self::from_words) takes to go on from here.
+    pub fn to_words(&self) -> Vec<u32> {
+        self.state.iter().copied().chain([self.next as u32]).collect()
+    }
+
+    /// The state that [`to_words`](Self::to_words) gave; `None` for anything else.
+    pub fn from_words(words: &[u32]) -> Option<Self> {
+        let (next, state) = words.split_last()?;
+        let next = usize::try_from(*next).ok().filter(|next| *next <= STATE)?;
+        Some(Self { state: state.try_into().ok()?, next })
+    }
+
     fn refill(&mut self) {
         for index in 0..STATE {
             let joined = (self.state[index] & 0x8000_0000) | (self.state[(index + 1) % STATE] & 0x7fff_ffff);
@@ -75,5 +87,14 @@ mod tests {
         let many = RandomState::from_seed(7).permutation(1000);
         assert_eq!(many[..4], [778, 334, 271, 802]);
         assert!(RandomState::from_seed(1).permutation(0).is_empty());
+    }
+
+    #[test]
+    fn a_state_goes_on_where_it_was() {
+        let mut random = RandomState::from_seed(5);
+        random.permutation(700);
+        let mut again = RandomState::from_words(&random.to_words()).unwrap();
+        assert_eq!(again.permutation(50), random.permutation(50));
+        assert!(RandomState::from_words(&[]).is_none() && RandomState::from_words(&[999; 625]).is_none());
     }
 }

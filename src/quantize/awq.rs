@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 
 use serde_json::Value;
 
-use super::method::{MethodError, OnStep, Reworked, check_divided, packed, rounded, tensor};
+use super::method::{MethodError, OnStep, Reworked, check_divided, packed, rounded};
 use super::source::{SourceModel, quantization_block};
 use crate::checkpoint::{QuantMode, QuantParams};
 use crate::mlx::cpu::Pool;
@@ -130,12 +130,12 @@ fn keep_plain(
     let mlp_norm = if gemma { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
     for (name, norm) in [("input_layernorm", &after.input_norm), (mlp_norm, &after.mlp_norm)] {
         let weight = if gemma { norm.weight().add_scalar(-1.0)? } else { norm.weight().clone() };
-        reworked.plain.insert(format!("{path}.{name}.weight"), tensor(&weight)?);
+        reworked.plain.insert(format!("{path}.{name}.weight"), weight.to_tensor()?);
     }
     if before.mlp.up_proj.bias().is_some()
         && let Some(bias) = after.mlp.up_proj.bias()
     {
-        reworked.plain.insert(format!("{path}.mlp.up_proj.bias"), tensor(bias)?);
+        reworked.plain.insert(format!("{path}.mlp.up_proj.bias"), bias.to_tensor()?);
     }
     Ok(())
 }

@@ -2,23 +2,21 @@
 //! the unquantized one does.
 
 use super::dynamic_quant::divergence;
-use super::method::{MethodError, OnStep, Reworked, check_divided, packed, tensor};
+use super::method::{MethodError, OnStep, Reworked, check_divided, packed};
 use super::source::{SourceModel, quantization_block};
 use crate::checkpoint::{QuantParams, WeightTensors};
 use crate::mlx::autograd::value_and_grad;
 use crate::mlx::cpu::Pool;
-use crate::mlx::{self, Array, Dtype, Result, eval};
-use crate::models::layers::{RmsNorm, Weight};
+use crate::mlx::{self, Array, Dtype, Result};
+use crate::models::layers::Weight;
 use crate::models::pieces::Pieces;
 use crate::perplexity::RandomState;
+use crate::train::optimizers::{Adam, Kind, Optimizer, Schedule};
 
 /// What logits are divided by before they are compared.
 const TEMPERATURE: f32 = 2.0;
 /// Sequences are padded to one more than a multiple of this.
 const PADDING: usize = 32;
-/// Adam's.
-const BETAS: (f32, f32) = (0.9, 0.999);
-const EPSILON: f32 = 1e-8;
 /// Widths from this on are not trained.
 const WIDE: u8 = 8;
 
@@ -87,19 +85,19 @@ pub fn dwq(
         trained.clear();
     }
     let scales = trained.len();
-    let gemma = source.is_gemma();
     let mut norms = Vec::new();
     student.visit_norms(&mut |path, norm| {
         norms.push(path.to_owned());
-        let stored = if gemma { norm.weight().add_scalar(-1.0)? } else { norm.weight().clone() };
-        trained.push(stored.astype(Dtype::Float32)?);
+        trained.push(norm.stored().astype(Dtype::Float32)?);
         Ok(norm.clone())
     })?;
-    let trainer = Trainer { student, teacher, options, scales, gemma };
+    let trainer = Trainer { student, teacher, options, scales };
     let train = batches(train, &options)?;
     let valid = batches(valid, &options)?;
     let before = trainer.validate(&valid, &trained)?;
-    let mut adam = Adam::new(&trained, options.learning_rate)?;
+    let adam = Kind::Adam(Adam { bias_correction: true, ..Adam::default() });
+    let rate = Schedule::constant(f64::from(options.learning_rate));
+    let mut optimizer = Optimizer::new(adam, rate, &trained)?;
     let gradient = trainer.gradient(trained.len())?;
     for (done, batch) in train.iter().enumerate() {
         if on_step(done, train.len()).is_break() {
@@ -110,14 +108,13 @@ pub fn dwq(
         if let Some(gradient) = &gradient {
             let (_, gradients) =
                 gradient.call(trained.iter().chain([&batch.inputs, &targets, &batch.lengths]))?;
-            trained = adam.step(trained, &gradients)?;
-            eval(&trained)?;
+            trained = optimizer.step(&trained, &gradients)?;
         }
     }
     let after = trainer.validate(&valid, &trained)?;
     let (pairs, new_norms) = trained.split_at(scales);
     for (path, weight) in norms.iter().zip(new_norms) {
-        reworked.plain.insert(format!("{path}.weight"), tensor(&weight.astype(options.dtype)?)?);
+        reworked.plain.insert(format!("{path}.weight"), weight.astype(options.dtype)?.to_tensor()?);
     }
     let mut pairs = pairs.chunks_exact(2);
     for (path, _) in trainer.teacher.weights() {
@@ -126,8 +123,8 @@ pub fn dwq(
         else {
             continue;
         };
-        *scales = tensor(&new_scales.astype(options.dtype)?)?;
-        *biases = Some(tensor(&new_biases.astype(options.dtype)?)?);
+        *scales = new_scales.astype(options.dtype)?.to_tensor()?;
+        *biases = Some(new_biases.astype(options.dtype)?.to_tensor()?);
     }
     let _ = on_step(train.len(), train.len());
     Ok((reworked, DwqResult { before, after }))
@@ -139,19 +136,11 @@ struct Trainer {
     options: DwqOptions,
     /// How many of what is trained are scales and biases; norms follow.
     scales: usize,
-    /// Whether norms are stored without the one that is added to them.
-    gemma: bool,
 }
 
 impl Trainer {
     /// The student with these scales, biases and norms.
-    fn student(
-        student: &Pieces,
-        trained: &[Array],
-        scales: usize,
-        gemma: bool,
-        dtype: Dtype,
-    ) -> Result<Pieces> {
+    fn student(student: &Pieces, trained: &[Array], scales: usize, dtype: Dtype) -> Result<Pieces> {
         let mut network = student.clone();
         let (scales, norms) = trained.split_at(scales.min(trained.len()));
         let (mut pairs, mut norms) = (scales.chunks_exact(2), norms.iter());
@@ -160,10 +149,7 @@ impl Trainer {
             _ => Ok(weight),
         })?;
         network.visit_norms(&mut |_, norm| match norms.next() {
-            Some(weight) => {
-                let weight = weight.astype(dtype)?;
-                Ok(RmsNorm::new(if gemma { weight.add_scalar(1.0)? } else { weight }, norm.eps()))
-            }
+            Some(weight) => norm.with_stored(weight.astype(dtype)?),
             None => Ok(norm.clone()),
         })?;
         Ok(network)
@@ -187,12 +173,12 @@ impl Trainer {
             return Ok(None);
         }
         let (student, dtype) = (self.student.clone(), self.options.dtype);
-        let (scales, gemma) = (self.scales, self.gemma);
+        let scales = self.scales;
         let numbers: Vec<i32> = (0..count as i32).collect();
         let function = move |arguments: &[Array]| {
             let (trained, rest) = arguments.split_at(count);
             let [inputs, targets, lengths] = rest else { return Ok(Vec::new()) };
-            let student = Self::student(&student, trained, scales, gemma, dtype)?;
+            let student = Self::student(&student, trained, scales, dtype)?;
             let (loss, _) = loss(&student.forward(inputs)?, targets, lengths)?;
             Ok(vec![loss])
         };
@@ -204,7 +190,7 @@ impl Trainer {
         for batch in batches {
             let targets = self.teacher.forward(&batch.inputs)?;
             targets.eval()?;
-            let student = Self::student(&self.student, trained, self.scales, self.gemma, self.options.dtype)?;
+            let student = Self::student(&self.student, trained, self.scales, self.options.dtype)?;
             let (loss, count) = loss(&student.forward(&batch.inputs)?, &targets, &batch.lengths)?;
             let first = |array: Array| {
                 Ok::<_, mlx::Error>(array.to_f32_vec()?.first().copied().map_or(0.0, f64::from))
@@ -256,47 +242,4 @@ fn batches(rows: &[Vec<u32>], options: &DwqOptions) -> std::result::Result<Vec<B
         });
     }
     Ok(batches)
-}
-
-/// Adam with bias correction (`mlx.optimizers.Adam`).
-struct Adam {
-    learning_rate: Array,
-    step: f32,
-    first: Vec<Array>,
-    second: Vec<Array>,
-}
-
-impl Adam {
-    fn new(parameters: &[Array], learning_rate: f32) -> Result<Self> {
-        let zeros = || {
-            parameters
-                .iter()
-                .map(|parameter| Array::zeros(parameter.shape(), Dtype::Float32))
-                .collect::<Result<Vec<_>>>()
-        };
-        let learning_rate = Array::scalar(learning_rate, Dtype::Float32)?;
-        Ok(Self { learning_rate, step: 0.0, first: zeros()?, second: zeros()? })
-    }
-
-    fn step(&mut self, parameters: Vec<Array>, gradients: &[Array]) -> Result<Vec<Array>> {
-        self.step += 1.0;
-        let number = |value: f32| Array::scalar(value, Dtype::Float32);
-        let left = |beta: f32| number(1.0)?.subtract(&number(beta)?.power(&number(self.step)?)?);
-        let first_correction = self.learning_rate.divide(&left(BETAS.0)?)?;
-        let second_correction = left(BETAS.1)?.rsqrt()?;
-        // Python subtracts in double precision.
-        let rest = |beta: f64| (1.0 - beta) as f32;
-        let mut next = Vec::new();
-        let states = self.first.iter_mut().zip(&mut self.second);
-        for ((parameter, gradient), (first, second)) in parameters.into_iter().zip(gradients).zip(states) {
-            *first = first.multiply_scalar(BETAS.0)?.add(&gradient.multiply_scalar(rest(0.9))?)?;
-            *second =
-                second.multiply_scalar(BETAS.1)?.add(&gradient.square()?.multiply_scalar(rest(0.999))?)?;
-            let above = first_correction.multiply(first)?;
-            let below = second.sqrt()?.multiply(&second_correction)?.add_scalar(EPSILON)?;
-            next.push(parameter.subtract(&above.divide(&below)?)?);
-        }
-        eval(self.first.iter().chain(&self.second))?;
-        Ok(next)
-    }
 }

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use super::method::{MethodError, OnStep, Reworked, check_divided, packed, tensor};
+use super::method::{MethodError, OnStep, Reworked, check_divided, packed};
 use super::source::{SourceModel, quantization_block};
 use crate::checkpoint::tensor::TensorData;
 use crate::checkpoint::{ElementType, QuantParams, Tensor, WeightTensors};
@@ -180,8 +180,8 @@ fn quantize_module(
     let words = pack_with(&weight, &scales, &biases, params)?;
     Ok(WeightTensors::Quantized {
         weight: words,
-        scales: tensor(&scales.astype(original.dtype())?)?,
-        biases: Some(tensor(&biases.astype(original.dtype())?)?),
+        scales: scales.astype(original.dtype())?.to_tensor()?,
+        biases: Some(biases.astype(original.dtype())?.to_tensor()?),
         params,
     })
 }

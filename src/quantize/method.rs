@@ -15,7 +15,7 @@ use crate::checkpoint::atomic_file::AtomicFileError;
 use crate::checkpoint::tensor::TensorData;
 use crate::checkpoint::{ElementType, QuantParams, Taken, Tensor, WeightTensors};
 use crate::mlx::cpu::{Pool, PoolError};
-use crate::mlx::{self, Array, Dtype, random};
+use crate::mlx::{self, Array, random};
 use crate::models::Model;
 use crate::models::loader::LoadError;
 use crate::models::pieces::Pieces;
@@ -187,23 +187,9 @@ pub(super) fn check_divided(module: &str, weight: &Array, params: QuantParams) -
     }
 }
 
-/// An array as a tensor of a checkpoint.
-pub(super) fn tensor(array: &Array) -> mlx::Result<Tensor> {
-    let dtype = match array.dtype() {
-        Dtype::Float16 => ElementType::F16,
-        Dtype::Bfloat16 => ElementType::BF16,
-        Dtype::Float32 => ElementType::F32,
-        Dtype::Uint32 => ElementType::U32,
-        Dtype::Uint8 => ElementType::U8,
-        other => return Err(mlx::Error::new(format!("no tensor of type {}", other.name()))),
-    };
-    let shape = array.shape().iter().map(|&size| usize::try_from(size).unwrap_or(0)).collect();
-    Ok(Tensor { dtype, shape, data: TensorData::Owned(Arc::new(array.to_bytes()?)) })
-}
-
 /// A weight packed as `mx.quantize` packs it.
 pub(super) fn packed(weight: &Array, params: QuantParams, pool: &Pool) -> Result<WeightTensors, MethodError> {
-    let plain = tensor(weight)?;
+    let plain = weight.to_tensor()?;
     let Some(kind) = FloatType::of(plain.dtype) else { return Err(MethodError::Packed) };
     let packed = quantize(plain.bytes(), kind, params, pool)?;
     let columns = plain.shape.last().copied().unwrap_or(0);

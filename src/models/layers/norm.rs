@@ -10,6 +10,8 @@ use crate::mlx::{Array, DeviceKind, Result, default_device, fast};
 #[derive(Clone, Debug)]
 pub struct RmsNorm {
     weight: Array,
+    /// The weight as it is stored, where one is added to it.
+    stored: Option<Array>,
     eps: f32,
     implementation: Implementation,
 }
@@ -33,7 +35,31 @@ impl RmsNorm {
             None if default_device() == DeviceKind::Cpu => Implementation::Composed(OnceCell::new()),
             None => Implementation::Fast,
         };
-        Self { weight, eps, implementation }
+        Self { weight, stored: None, eps, implementation }
+    }
+
+    /// Gemma's, which adds one to what is stored.
+    ///
+    /// # Errors
+    /// When MLX fails.
+    pub fn gemma(stored: Array, eps: f32) -> Result<Self> {
+        Ok(Self { stored: Some(stored.clone()), ..Self::new(stored.add_scalar(1.0)?, eps) })
+    }
+
+    /// The same norm over another weight, as it would be stored.
+    ///
+    /// # Errors
+    /// When MLX fails.
+    pub fn with_stored(&self, stored: Array) -> Result<Self> {
+        match self.stored {
+            Some(_) => Self::gemma(stored, self.eps),
+            None => Ok(Self::new(stored, self.eps)),
+        }
+    }
+
+    /// The weight as a checkpoint stores it, `[dims]`.
+    pub fn stored(&self) -> &Array {
+        self.stored.as_ref().unwrap_or(&self.weight)
     }
 
     /// Same shape as `x`.
