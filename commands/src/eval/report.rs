@@ -206,7 +206,6 @@ impl Report {
                 kl_ref: task.divergence.as_ref().map(|(_, reference)| reference.clone()),
                 capability_score: self.capability(),
                 disk_gb: Some(self.disk_gb),
-                ..QualityRun::default()
             };
             let entry = recorder.entry(&format!("{} {count}", task.kind.name()), numbers, json!({}));
             recorder.record(&entry, &row);
