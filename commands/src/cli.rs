@@ -125,10 +125,13 @@ impl Cli {
 /// The flags of all verbs. A value may be a negative number everywhere, so that one out of range is told the range
 /// instead of being taken for a flag.
 pub fn command() -> Command {
-    // Where mlx-lm has no `-m` of its own, it is llama-bench's.
-    let command =
-        Cli::command().mut_subcommand("benchmark", |verb| verb.mut_arg("model", |arg| arg.short_alias('m')));
-    command.mut_subcommands(|verb| {
+    Cli::command().mut_subcommands(|verb| {
+        // Where mlx-lm has no `-m` of its own, it is llama-bench's.
+        let is_benchmark = verb.get_name() == "benchmark";
+        let verb = verb.mut_args(|arg| match is_benchmark && arg.get_id() == "model" {
+            true => arg.short_alias('m'),
+            false => arg,
+        });
         verb.mut_args(|arg| match arg.get_action().takes_values() && !arg.is_allow_hyphen_values_set() {
             true => arg.allow_negative_numbers(true),
             false => arg,

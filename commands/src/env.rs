@@ -58,7 +58,7 @@ pub const GROUPS: &[Group] = &[
             Variable { name: MLX_BUN_MODEL, doc: "The model to use when `--model` is not given" },
             Variable {
                 name: "MLX_BUN_CACHE",
-                doc: "Where mlx-bun keeps models; default `$XDG_CACHE_HOME/mlx-bun`, else `~/.cache/mlx-bun`",
+                doc: "Where mlx-bun keeps models and measurements; default `$XDG_CACHE_HOME/mlx-bun`, else `~/.cache/mlx-bun`",
             },
             Variable { name: MLX_BUN_THREADS, doc: "`--threads` when the flag is absent" },
             Variable { name: MLX_BUN_CPU_KERNELS, doc: "`--cpu-kernels` when the flag is absent" },

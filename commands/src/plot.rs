@@ -182,7 +182,13 @@ impl LinePlot {
             .x_label_area_size(48)
             .y_label_area_size(72)
             .build_cartesian_2d(x, y)?;
-        let at = |value: &f64| if self.x_is_time { shown_time(*value) } else { shown_number(*value) };
+        let (first, last) = self.points().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), point| {
+            (low.min(point.x), high.max(point.x))
+        });
+        let at = |value: &f64| match self.x_is_time {
+            true => shown_time(*value, last - first),
+            false => shown_number(*value),
+        };
         chart
             .configure_mesh()
             .x_desc(&self.x_label)
@@ -220,6 +226,7 @@ impl LinePlot {
         if self.series.len() > 1 || self.series.iter().any(|series| !series.name.is_empty()) {
             chart
                 .configure_series_labels()
+                .position(SeriesLabelPosition::UpperRight)
                 .label_font((FONT, TEXT_SIZE))
                 .background_style(WHITE.mix(0.85))
                 .border_style(RGBColor(190, 190, 190))
@@ -283,10 +290,16 @@ fn shown_number(value: f64) -> String {
     }
 }
 
-/// Day and minute, in UTC.
-fn shown_time(milliseconds: f64) -> String {
-    let text = mlx_bun::record::shown_time(milliseconds as i64);
-    text.trim_end_matches('Z').replace('T', " ").chars().take(16).collect()
+/// A moment in UTC, as exactly as an axis of so many milliseconds needs it.
+fn shown_time(milliseconds: f64, extent: f64) -> String {
+    const HOUR: f64 = 3_600_000.0;
+    let text = mlx_bun::record::shown_time(milliseconds as i64).trim_end_matches('Z').replace('T', " ");
+    let part = match extent {
+        extent if extent < HOUR => text.get(11..),
+        extent if extent < 240.0 * HOUR => text.get(..16),
+        _ => text.get(..10),
+    };
+    part.unwrap_or(&text).to_owned()
 }
 
 #[cfg(test)]
@@ -357,6 +370,7 @@ mod tests {
         {
             assert_eq!(shown_number(value), text);
         }
-        assert_eq!(shown_time(1_767_225_600_000.0), "2026-01-01 00:00");
+        let shown = [1e3, 1e8, 1e10].map(|extent| shown_time(1_767_225_600_000.0, extent));
+        assert_eq!(shown, ["00:00:00", "2026-01-01 00:00", "2026-01-01"]);
     }
 }

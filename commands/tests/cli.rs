@@ -179,6 +179,8 @@ fn long_help_of_every_verb_has_examples() {
         "convert",
         "fuse",
         "perplexity",
+        "benchmark",
+        "evals",
         "bench-matrix",
         "ab",
         "completions",

@@ -8,6 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use mlx_bun::record::{Database, Entry, Figures, MachineIdentity, Run};
 use serde_json::Value;
 use support::mlx_bun;
 use tempfile::TempDir;
@@ -124,6 +125,45 @@ fn what_was_measured_is_listed_filtered_exported_compared_plotted_reported_and_p
     let names: Vec<_> = archives.map(|entry| entry.file_name().into_string().unwrap()).collect();
     assert_eq!(names.iter().filter(|name| name.starts_with("evals-")).count(), 1, "{names:?}");
     assert!(!names.iter().any(|name| name == "evals.sqlite"), "{names:?}");
+}
+
+#[test]
+fn fit_tells_the_rate_that_was_measured_here() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = Path::new(&fixture("checkpoints/llama-bf16")).canonicalize().unwrap();
+    let model = model.to_str().unwrap();
+    let fit = |more: &[&str]| -> Value {
+        let mut command = mlx_bun(&["fit", "--json", "--model", model]);
+        let output = command.args(more).env("MLX_BUN_CACHE", folder.path()).output().unwrap();
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    assert_eq!(fit(&[])["rate_measured"], false);
+    let database = Database::open(&folder.path().join("evals.sqlite")).unwrap();
+    let mut figures = Figures::default();
+    figures.add("batch", 1.0, "");
+    let entry = Entry {
+        verb: "benchmark".to_owned(),
+        label: "pp512+tg128 b1 kv-off".to_owned(),
+        stack: "mlx-bun".to_owned(),
+        build: "release".to_owned(),
+        machine_key: MachineIdentity::this().key,
+        figures,
+        ..Entry::default()
+    };
+    let row = |rate| Run { model_path: model.to_owned(), decode_tps: Some(rate), ..Run::default() };
+    database.insert(&entry, &row(123.0)).unwrap();
+    // Newer, but of another machine, another build, another cell.
+    for other in [
+        Entry { machine_key: "elsewhere".to_owned(), ..entry.clone() },
+        Entry { build: "debug".to_owned(), ..entry.clone() },
+        Entry { label: "pp512+tg128 b1 kv-8".to_owned(), ..entry.clone() },
+        Entry { figures: Figures::default(), ..entry.clone() },
+    ] {
+        database.insert(&other, &row(5.0)).unwrap();
+    }
+    let measured = fit(&[]);
+    assert_eq!((&measured["rate_measured"], &measured["decode_rate"]), (&true.into(), &123.0.into()));
+    assert_eq!(fit(&["--kv-bits", "8"])["rate_measured"], false);
 }
 
 #[test]

@@ -97,7 +97,7 @@ fn short_texts_and_data_sets_of_the_hub_are_told_apart() {
     let (out, err) =
         outcome(&mut perplexity("llama-f32", short.to_str().unwrap(), &["--sequence-length", "2"]), 0);
     assert!(
-        out.starts_with("Perplexity: ") && err == "warning: the rows give 2 sequences, not 256\n",
+        out.starts_with("Perplexity: ") && err.starts_with("warning: the rows give 2 sequences, not 256\n"),
         "{err}"
     );
 }

@@ -43,7 +43,7 @@ impl<W: Write> Report<W> {
     /// Standard output's.
     pub fn add(&mut self, model: &str, measured: &Measured, entry: &Entry) -> io::Result<()> {
         match self.format {
-            Format::Md => self.markdown(measured)?,
+            Format::Md => self.markdown(measured, entry)?,
             Format::Csv => self.csv(model, measured, entry)?,
             Format::Jsonl => writeln!(self.out, "{}", object(model, measured, entry))?,
             Format::Json => self.objects.push(object(model, measured, entry)),
@@ -63,7 +63,7 @@ impl<W: Write> Report<W> {
         self.out.flush()
     }
 
-    fn markdown(&mut self, measured: &Measured) -> io::Result<()> {
+    fn markdown(&mut self, measured: &Measured, entry: &Entry) -> io::Result<()> {
         let mut headings = vec![
             "test",
             "batch",
@@ -98,7 +98,7 @@ impl<W: Write> Report<W> {
         let mut cells = vec![
             cell.test(),
             cell.batch.to_string(),
-            cell.threads.map_or_else(|| "-".to_owned(), |threads| threads.to_string()),
+            entry.threads.map_or_else(|| "-".to_owned(), |threads| threads.to_string()),
             cell.kv(),
             mean(prompt),
             middle(prompt),
@@ -209,7 +209,7 @@ mod tests {
         let md = printed(Format::Md);
         assert_eq!(md.lines().count(), 4, "{md}");
         assert!(
-            md.contains("| pp100+tg11@d50 | 2 | 2 | 8 | 116.67 ± 76.38 | 100.00 [50.00, 200.00] |"),
+            md.contains("| pp100+tg11@d50 | 2 | - | 8 | 116.67 ± 76.38 | 100.00 [50.00, 200.00] |"),
             "{md}"
         );
         assert!(md.contains("| 500.0 | 50 % |"), "{md}");
