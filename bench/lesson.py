@@ -41,6 +41,7 @@ def main():
     parser.add_argument("model", nargs="?")
     parser.add_argument("--pairs", action="store_true")
     parser.add_argument("--iters", default="150")
+    parser.add_argument("--batch", default="4")
     parser.add_argument("--lr", default="2e-4")
     options = parser.parse_args()
     model = ["--model", options.model] if options.model else []
@@ -55,7 +56,7 @@ def main():
         print(f"before: {before} of {len(held_out)} right, such as {shown}", flush=True)
         command = [options.mlx_bun, "train", *model, "--data", str(data), "--adapter-path", str(adapter), "--iters", options.iters]
         command += ["--lr", options.lr, "--num-layers", "-1", "--max-seq-length", "128"]
-        command += ["--method", "orpo", "--batch-size", "1"] if options.pairs else ["--mask-prompt", "--batch-size", "4"]
+        command += ["--method", "orpo", "--batch-size", "1"] if options.pairs else ["--mask-prompt", "--batch-size", options.batch]
         clock = time.perf_counter()
         subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
         seconds = time.perf_counter() - clock
