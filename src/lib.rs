@@ -11,6 +11,7 @@ pub mod cache;
 pub mod checkpoint;
 pub mod generate;
 pub mod hub;
+pub mod levers;
 pub mod load;
 pub mod lora;
 pub mod mlx;

@@ -114,7 +114,7 @@ fn schedule(requests: u64) -> usize {
     let mut decisions = 0;
     loop {
         decisions += 1;
-        match policy.next() {
+        match policy.decide() {
             Work::Admit(_) => {}
             Work::Prefill(id, most) => {
                 let unread = &mut unread[id.0 as usize];

@@ -6,12 +6,15 @@ use std::io::{IsTerminal, Write};
 use clap::error::{ContextKind, ErrorKind};
 use clap::{ArgAction, ColorChoice, Command, CommandFactory, FromArgMatches};
 
+use crate::ab::AbArgs;
+use crate::bench_matrix::BenchMatrixArgs;
 use crate::benchmark::BenchmarkArgs;
 use crate::cache_prompt::CachePromptArgs;
 use crate::chat::ChatArgs;
 use crate::completions::CompletionsArgs;
 use crate::convert::ConvertArgs;
 use crate::env;
+use crate::eval::EvalArgs;
 use crate::evals::EvalsArgs;
 use crate::exit::ExitStatus;
 use crate::fit::FitArgs;
@@ -94,12 +97,16 @@ pub enum Verb {
     Upload(UploadArgs),
     Convert(Box<ConvertArgs>),
     Fuse(Box<FuseArgs>),
+    #[command(alias = "evaluate")]
+    Eval(Box<EvalArgs>),
     Perplexity(Box<PerplexityArgs>),
     #[command(visible_alias = "lora")]
     Train(Box<TrainArgs>),
     TrainWatch(TrainWatchArgs),
     #[command(visible_alias = "bench")]
     Benchmark(Box<BenchmarkArgs>),
+    BenchMatrix(Box<BenchMatrixArgs>),
+    Ab(Box<AbArgs>),
     Evals(Box<EvalsArgs>),
     Goldens(Goldens),
     Completions(CompletionsArgs),

@@ -1,5 +1,8 @@
 //! Every environment variable the program reads, with its documentation; the reference page comes from here.
 
+use mlx_bun::levers;
+use mlx_bun_evals::{data, prompt, sandbox};
+
 /// A variable and what it does.
 pub struct Variable {
     /// Its name.
@@ -27,6 +30,10 @@ pub const MLX_BUN_CALIBRATION_JSONL: &str = "MLX_BUN_CALIBRATION_JSONL";
 pub const MLX_BUN_API_KEY: &str = "MLX_BUN_API_KEY";
 /// Which vector instructions our CPU kernels use.
 pub const MLX_BUN_CPU_ISA: &str = "MLX_BUN_CPU_ISA";
+/// Slows down every decode step.
+pub const MLX_BUN_DEBUG_STEP_DELAY_MS: &str = levers::STEP_DELAY;
+/// The key that measured servers are sent, when `MLX_BUN_API_KEY` is not set.
+pub const OPENAI_API_KEY: &str = "OPENAI_API_KEY";
 /// Which MLX build the launcher put in place.
 pub const MLX_BUN_BACKEND: &str = "MLX_BUN_BACKEND";
 /// No progress bars for transfers.
@@ -72,6 +79,38 @@ pub const GROUPS: &[Group] = &[
             Variable {
                 name: MLX_BUN_BACKEND,
                 doc: "Read by `scripts/mlx-bun`: `cpu` (default) or `cuda13`, the MLX build to run on (Linux)",
+            },
+            Variable {
+                name: MLX_BUN_DEBUG_STEP_DELAY_MS,
+                doc: "Milliseconds to sleep at each decode step: for testing that `bench-matrix --max-regression` and `ab` notice a slower program",
+            },
+            Variable {
+                name: OPENAI_API_KEY,
+                doc: "The key that `bench-matrix --url` sends, when `MLX_BUN_API_KEY` is not set",
+            },
+            Variable {
+                name: data::MLX_BUN_EVAL_DATA,
+                doc: "Where `eval` finds rows; default `eval-data` in mlx-bun's cache",
+            },
+            Variable {
+                name: prompt::MLX_BUN_EVAL_THINK,
+                doc: "`1`: models that can think do so in `eval`, when `--thinking` is absent",
+            },
+            Variable {
+                name: "MLX_BUN_<TASK>_FROZEN",
+                doc: "`0`: `eval` draws from the whole set of a task though there is a frozen choice of its rows",
+            },
+            Variable {
+                name: sandbox::MLX_BUN_ORACLE_PYTHON,
+                doc: "The Python that runs the code of `eval humaneval`; default `python3`",
+            },
+            Variable {
+                name: "PIP_INDEX_URL",
+                doc: "The package index of `eval fetch-data`; default `https://pypi.org/simple`",
+            },
+            Variable {
+                name: "PIP_CERT",
+                doc: "Certificates for that index, before `REQUESTS_CA_BUNDLE` and `SSL_CERT_FILE`",
             },
             Variable {
                 name: MLX_BUN_NO_PROGRESS,

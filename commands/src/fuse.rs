@@ -8,6 +8,7 @@ use mlx_bun::quantize::{Converted, GgufFileType, SourceModel, fuse};
 
 use crate::args::model::ModelArgs;
 use crate::convert::{open, refuse_existing, source_model, written};
+use crate::error::Complaint;
 use crate::exit::ExitStatus;
 use crate::gguf_export::{export, model_name};
 use crate::interrupt::Interrupt;
@@ -54,9 +55,9 @@ pub struct FuseArgs {
     #[arg(long, help_heading = "Files")]
     export_gguf: bool,
 
-    /// That file, below --save-path
-    #[arg(long, value_name = "FILE", default_value = "ggml-model-f16.gguf", help_heading = "Files")]
-    gguf_path: PathBuf,
+    /// That file, below --save-path; it must not exist [default: ggml-model-f16.gguf]
+    #[arg(long, value_name = "FILE", requires = "export_gguf", help_heading = "Files")]
+    gguf_path: Option<PathBuf>,
 
     /// Send the fused model to this repository of the hub, like org/name
     #[arg(long, value_name = "ID", help_heading = "Files")]
@@ -71,6 +72,7 @@ pub fn run(args: &FuseArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
     let interrupt = Interrupt::install(printer)?;
     let name = args.model.resolve(None, true)?;
     refuse_existing(&args.save_path)?;
+    let gguf = if args.export_gguf { Some(gguf_file(args)?) } else { None };
     let destination = args.upload_repo.as_deref().map(Destination::new).transpose()?;
     let adapter = Adapter::open(&args.adapter_path)?;
     let resolved = source_model(name.as_deref())?;
@@ -81,11 +83,10 @@ pub fn run(args: &FuseArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
     })?;
     let Some(fused) = fused else { return Ok(ExitStatus::Interrupted) };
     report(&fused, &args.save_path, printer);
-    if args.export_gguf {
+    if let Some(file) = gguf {
         // From what was written, so that the file is of the model that was saved.
         let saved = SourceModel::open(&ModelSource::Snapshot(args.save_path.clone()))?;
         let name = model_name(repo_id, resolved.source.path());
-        let file = args.save_path.join(&args.gguf_path);
         if !export(&saved, &file, GgufFileType::F16, &name, printer, &interrupt)? {
             return Ok(ExitStatus::Interrupted);
         }
@@ -94,6 +95,24 @@ pub fn run(args: &FuseArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
         destination.send(&args.save_path, "fuse", printer)?;
     }
     Ok(ExitStatus::Success)
+}
+
+/// The GGUF file to write. Checked before the work: a file of the model that is saved must not be replaced by it.
+fn gguf_file(args: &FuseArgs) -> Result<PathBuf, Complaint> {
+    let name = args.gguf_path.as_deref().unwrap_or(Path::new("ggml-model-f16.gguf"));
+    let file = args.save_path.join(name);
+    if !file.extension().is_some_and(|kind| kind.eq_ignore_ascii_case("gguf")) {
+        let shown = name.display();
+        return Err(Complaint::usage(format!("--gguf-path `{shown}` does not end in .gguf")));
+    }
+    refuse_existing(&file)?;
+    match file.parent() {
+        Some(folder) if folder != args.save_path && !folder.is_dir() => {
+            let (file, folder) = (file.display(), folder.display());
+            Err(Complaint::failure(format!("cannot write `{file}`: there is no folder `{folder}`")))
+        }
+        _ => Ok(file),
+    }
 }
 
 fn report(fused: &Converted, path: &Path, printer: &Printer) {

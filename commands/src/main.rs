@@ -1,6 +1,8 @@
 //! The command `mlx-bun`: parse, call the engine, print. One file a verb; this is their table.
 
+mod ab;
 mod args;
+mod bench_matrix;
 mod benchmark;
 mod cache_prompt;
 mod chat;
@@ -11,6 +13,7 @@ mod convert;
 mod engine;
 mod env;
 mod error;
+mod eval;
 mod evals;
 mod exit;
 mod fit;
@@ -34,6 +37,7 @@ mod prompt;
 mod prompt_file;
 mod recorder;
 mod reference;
+mod rng;
 mod scan;
 #[cfg(test)]
 mod scripted;
@@ -45,8 +49,12 @@ mod train_watch;
 mod upload;
 mod version;
 
+use std::time::Duration;
+
 use cli::Verb;
+use error::Complaint;
 use exit::ExitStatus;
+use mlx_bun::levers;
 use printer::{ColorMode, Printer, Verbosity};
 
 /// MLX frees on its own thread what this one allocated; the system's allocator makes the two wait for each other.
@@ -68,6 +76,7 @@ fn main() {
 }
 
 fn run(verb: Verb, printer: Printer) -> anyhow::Result<ExitStatus> {
+    slow_down()?;
     match verb {
         Verb::Generate(args) => generate::run(&args, printer, load::load),
         Verb::Chat(args) => chat::run(&args, printer, load::load),
@@ -81,9 +90,12 @@ fn run(verb: Verb, printer: Printer) -> anyhow::Result<ExitStatus> {
         Verb::Upload(args) => upload::run(&args, &printer),
         Verb::Convert(args) => convert::run(&args, &printer),
         Verb::Fuse(args) => fuse::run(&args, &printer),
+        Verb::Eval(args) => eval::run(&args, &printer),
         Verb::Perplexity(args) => perplexity::run(&args, &printer),
         Verb::Train(args) => train::run(&args, &printer),
         Verb::TrainWatch(args) => train_watch::run(&args, &printer),
+        Verb::BenchMatrix(args) => bench_matrix::run(&args, &printer),
+        Verb::Ab(args) => ab::run(&args, &printer),
         Verb::Benchmark(args) => benchmark::run(&args, &printer),
         Verb::Evals(args) => evals::run(&args, &printer),
         Verb::Goldens(args) => {
@@ -94,6 +106,16 @@ fn run(verb: Verb, printer: Printer) -> anyhow::Result<ExitStatus> {
         Verb::Man(args) => man::run(&args, &printer),
         Verb::Docs(args) => reference::run(&args, &printer),
     }
+}
+
+/// `MLX_BUN_DEBUG_STEP_DELAY_MS`, for whichever verb generates.
+fn slow_down() -> anyhow::Result<()> {
+    let Some(text) = env::get(env::MLX_BUN_DEBUG_STEP_DELAY_MS) else { return Ok(()) };
+    let milliseconds = text.parse::<f64>().ok().filter(|ms| (0.0..=60_000.0).contains(ms));
+    let name = env::MLX_BUN_DEBUG_STEP_DELAY_MS;
+    let complaint = || Complaint::usage(format!("`{name}={text}` must be a number in [0, 60000]"));
+    levers::set_step_delay(Duration::from_secs_f64(milliseconds.ok_or_else(complaint)? / 1e3));
+    Ok(())
 }
 
 /// Says what went wrong; nothing at all when only the reader went away, or the user did not want to wait.

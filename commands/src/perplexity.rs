@@ -137,6 +137,10 @@ pub fn run(args: &PerplexityArgs, printer: &Printer) -> anyhow::Result<ExitStatu
     })?;
     drop(bar);
     let Some(evaluation) = evaluation else { return Ok(ExitStatus::Interrupted) };
+    if evaluation.sequences.iter().flat_map(|sequence| &sequence.losses).any(|loss| loss.is_nan()) {
+        let problem = "the model's predictions are not numbers; its weights, its quantization or its adapter are broken";
+        return Err(Complaint::failure(problem).into());
+    }
     if let Some(file) = &args.csv {
         write_bytes_atomically(file, csv(&evaluation).as_bytes())?;
     }

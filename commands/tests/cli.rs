@@ -34,10 +34,13 @@ fn help_lists_the_verbs() {
       upload        Send a folder to the hub as one commit
       convert       Quantize, dequantize or cast a model
       fuse          Put an adapter into the weights of its model
+      eval          Score a model on tasks
       perplexity    Measure how well a model predicts text
       train         Fine-tune a model [alias: lora]
       train-watch   Follow a training run on the terminal
       benchmark     Measure how fast a model reads prompts and generates [alias: bench]
+      bench-matrix  Measure features, modes, load and conversions, cell by cell
+      ab            Compare two settings, programs or commands by runs in pairs
       evals         List, compare and plot what was measured
       goldens       Compare the engine with mlx-lm, bit for bit
       completions   Print a completion script for a shell
@@ -178,11 +181,14 @@ fn long_help_of_every_verb_has_examples() {
         "upload",
         "convert",
         "fuse",
+        "eval",
         "perplexity",
         "train",
         "train-watch",
         "benchmark",
         "evals",
+        "bench-matrix",
+        "ab",
         "completions",
         "man",
     ] {
@@ -293,7 +299,7 @@ fn manual_pages() {
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     names.sort();
-    assert_snapshot!(names.join(" "), @"mlx-bun-benchmark.1 mlx-bun-cache-prompt.1 mlx-bun-chat.1 mlx-bun-completions.1 mlx-bun-convert.1 mlx-bun-evals-compare.1 mlx-bun-evals-plot.1 mlx-bun-evals-report.1 mlx-bun-evals.1 mlx-bun-fit.1 mlx-bun-fuse.1 mlx-bun-gc.1 mlx-bun-generate.1 mlx-bun-get.1 mlx-bun-goldens-check.1 mlx-bun-goldens-list.1 mlx-bun-goldens-regen.1 mlx-bun-goldens.1 mlx-bun-ls.1 mlx-bun-man.1 mlx-bun-perplexity.1 mlx-bun-scan.1 mlx-bun-serve.1 mlx-bun-train-plot.1 mlx-bun-train-watch.1 mlx-bun-train.1 mlx-bun-upload.1 mlx-bun.1");
+    assert_snapshot!(names.join(" "), @"mlx-bun-ab-levers.1 mlx-bun-ab.1 mlx-bun-bench-matrix-convert.1 mlx-bun-bench-matrix-features.1 mlx-bun-bench-matrix-load.1 mlx-bun-bench-matrix-modes.1 mlx-bun-bench-matrix.1 mlx-bun-benchmark.1 mlx-bun-cache-prompt.1 mlx-bun-chat.1 mlx-bun-completions.1 mlx-bun-convert.1 mlx-bun-eval-fetch-data.1 mlx-bun-eval-import.1 mlx-bun-eval.1 mlx-bun-evals-compare.1 mlx-bun-evals-plot.1 mlx-bun-evals-report.1 mlx-bun-evals.1 mlx-bun-fit.1 mlx-bun-fuse.1 mlx-bun-gc.1 mlx-bun-generate.1 mlx-bun-get.1 mlx-bun-goldens-check.1 mlx-bun-goldens-list.1 mlx-bun-goldens-regen.1 mlx-bun-goldens.1 mlx-bun-ls.1 mlx-bun-man.1 mlx-bun-perplexity.1 mlx-bun-scan.1 mlx-bun-serve.1 mlx-bun-train-plot.1 mlx-bun-train-watch.1 mlx-bun-train.1 mlx-bun-upload.1 mlx-bun.1");
     let page = String::from_utf8(mlx_bun(&["man", "gen"]).output().unwrap().stdout).unwrap();
     for part in [".TH mlx-bun-generate 1", ".SH \"EXIT STATUS\"", ".SH ENVIRONMENT", "\\fB\\-\\-top\\-p\\fR"]
     {

@@ -144,6 +144,57 @@ fn converted_models_generate_also_from_gguf() {
     }
 }
 
+/// Chat templates stand in files of their own, as transformers writes them, also those that only a config names.
+#[test]
+fn chat_templates_get_files_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("source");
+    fs::create_dir(&source).unwrap();
+    for file in fs::read_dir(checkpoint("qwen3-f32")).unwrap().map(Result::unwrap) {
+        fs::copy(file.path(), source.join(file.file_name())).unwrap();
+    }
+    let config = source.join("tokenizer_config.json");
+    let mut fields: Value = serde_json::from_slice(&fs::read(&config).unwrap()).unwrap();
+    let named = |name: &str, text: &str| serde_json::json!({"name": name, "template": text});
+    fields["chat_template"] = Value::Array(vec![named("default", "plain"), named("tool_use", "with tools")]);
+    fs::write(&config, fields.to_string()).unwrap();
+    let (first, second) = (folder.path().join("first"), folder.path().join("second"));
+    stderr(&mut convert(source.to_str().unwrap(), &first, &[]), 0);
+    let read = |file: PathBuf| fs::read_to_string(file).unwrap();
+    assert_eq!(read(first.join("chat_template.jinja")), "plain");
+    assert_eq!(read(first.join("additional_chat_templates/tool_use.jinja")), "with tools");
+    // One that stands there already wins, as it does when the model answers.
+    fs::write(source.join("chat_template.jinja"), "own file").unwrap();
+    stderr(&mut convert(source.to_str().unwrap(), &second, &[]), 0);
+    assert_eq!(read(second.join("chat_template.jinja")), "own file");
+}
+
+/// A slip of the hand does not cost anybody a file.
+#[test]
+fn results_of_probing_replace_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, target) = (folder.path().join("mine.json"), folder.path().join("out"));
+    for content in ["{\"precious\": 1}", "[]", "null"] {
+        fs::write(&file, content).unwrap();
+        for flags in [["--target-bpw", "9"], ["--method", "dynamic_quant"]] {
+            let mut command = convert(&checkpoint("llama-f32"), &target, &flags);
+            let text = stderr(command.arg("--sensitivities").arg(&file), 1);
+            assert!(text.contains("is no file of sensitivities"), "{text}");
+            assert_eq!(fs::read_to_string(&file).unwrap(), content);
+        }
+    }
+}
+
+#[test]
+fn a_target_out_of_reach_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    for (target, words) in [("99", "the most bits a weight"), ("1", "the fewest bits a weight")] {
+        let out = folder.path().join(target);
+        let text = stderr(&mut convert(&checkpoint("llama-f32"), &out, &["--target-bpw", target]), 0);
+        assert!(text.contains(words), "{text}");
+    }
+}
+
 #[test]
 fn an_existing_folder_is_refused_before_any_work() {
     let folder = tempfile::tempdir().unwrap();

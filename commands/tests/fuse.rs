@@ -137,6 +137,25 @@ fn a_fused_model_is_also_written_as_gguf() {
     assert!(distance(&of(&model), &answers) > 0.1);
 }
 
+/// The file goes beside what was saved, never over it; all of that is known before the work.
+#[test]
+fn a_gguf_file_replaces_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, directory) = (checkpoint("llama-f32"), folder.path().join("adapter"));
+    adapter(&directory, Layout::MlxLm, 0.1);
+    let (target, mine) = (folder.path().join("fused"), folder.path().join("mine.gguf"));
+    std::fs::write(&mine, "precious").unwrap();
+    for (name, status) in
+        [("model.safetensors", 2), ("config.json", 2), ("absent/model.gguf", 1), (mine.to_str().unwrap(), 1)]
+    {
+        let flags = ["--export-gguf", "--gguf-path", name];
+        stderr(&mut fuse(&model, &directory, &target, &flags), status);
+        assert!(!target.exists(), "{name}");
+    }
+    assert_eq!(std::fs::read_to_string(&mine).unwrap(), "precious");
+    stderr(&mut fuse(&model, &directory, &target, &["--gguf-path", "x.gguf"]), 2);
+}
+
 /// case L4: tensors that do not fit are refused and named.
 #[test]
 fn an_adapter_for_another_model_is_refused() {

@@ -3,11 +3,14 @@
 //! Keys and values are `[B, kv_heads, T, head_dim]` everywhere. [`LayerCache`] is what a model holds; the kinds
 //! behind it each have a file of their own.
 
+mod joined;
 mod plain;
 mod quantized;
 mod rotating;
 mod stored;
 
+pub use joined::JoinedKvCache;
+pub(crate) use joined::{JoinedRows, places, ragged_mask};
 pub use plain::KvCache;
 pub use quantized::{Packed, QuantizedKvCache};
 pub use rotating::RotatingKvCache;
@@ -60,6 +63,8 @@ pub enum LayerCache {
     Quantized(QuantizedKvCache),
     /// One of the first two, in memory that fused steps write.
     Stored(StoredKvCache),
+    /// The first, beside those of the sequences that it steps with.
+    Joined(JoinedKvCache),
 }
 
 impl LayerCache {
@@ -70,13 +75,14 @@ impl LayerCache {
             Self::Rotating(cache) => cache.offset(),
             Self::Quantized(cache) => cache.offset(),
             Self::Stored(cache) => cache.offset(),
+            Self::Joined(cache) => cache.offset(),
         }
     }
 
     /// Appends `[B, kv_heads, L, head_dim]` and returns what the new queries attend to.
     pub fn update_and_fetch(&mut self, keys: &Array, values: &Array) -> Result<Attended<'_>> {
-        if let Self::Stored(cache) = self {
-            *self = cache.export()?;
+        if let Some(exported) = self.exported()? {
+            *self = exported;
         }
         match self {
             Self::Plain(cache) => cache.update_and_fetch(keys, values).map(|(k, v)| Attended::Dense(k, v)),
@@ -85,7 +91,19 @@ impl LayerCache {
                 let (keys, values) = cache.update_and_fetch(keys, values)?;
                 Ok(Attended::Quantized { keys, values, cache })
             }
-            Self::Stored(_) => Err(Error::new("a stored cache was not exported")),
+            Self::Stored(_) | Self::Joined(_) => Err(Error::new("a cache was not exported")),
+        }
+    }
+
+    /// The same cache over arrays of its own, unless it is that already.
+    ///
+    /// # Errors
+    /// MLX's, and those of steps in flight.
+    pub fn exported(&self) -> Result<Option<Self>> {
+        match self {
+            Self::Stored(cache) => cache.export().map(Some),
+            Self::Joined(cache) => cache.export().map(Some),
+            _ => Ok(None),
         }
     }
 
@@ -96,16 +114,19 @@ impl LayerCache {
             Self::Quantized(cache) => plain_mask(n, cache.offset(), window),
             Self::Rotating(cache) => cache.make_mask(n, window),
             Self::Stored(cache) => cache.export()?.make_mask(n, window),
+            Self::Joined(cache) => plain_mask(n, cache.offset(), window),
         }
     }
 
-    /// The arrays that hold the cache's content, for evaluation at chunk boundaries.
+    /// The arrays that hold the cache's content, for evaluation at chunk boundaries. Joined caches, which only single
+    /// steps write, have none.
     pub fn arrays(&self) -> Vec<&Array> {
         match self {
             Self::Plain(cache) => cache.arrays(),
             Self::Rotating(cache) => cache.arrays(),
             Self::Quantized(cache) => cache.arrays(),
             Self::Stored(cache) => cache.pending().into_iter().collect(),
+            Self::Joined(_) => Vec::new(),
         }
     }
 
@@ -119,7 +140,7 @@ impl LayerCache {
     /// Whether the last positions can be taken back.
     pub fn is_trimmable(&self) -> bool {
         match self {
-            Self::Plain(_) | Self::Quantized(_) => true,
+            Self::Plain(_) | Self::Quantized(_) | Self::Joined(_) => true,
             Self::Rotating(cache) => cache.is_trimmable(),
             Self::Stored(cache) => cache.is_trimmable(),
         }
@@ -132,6 +153,7 @@ impl LayerCache {
             Self::Rotating(cache) => cache.trim(n),
             Self::Quantized(cache) => cache.trim(n),
             Self::Stored(cache) => cache.trim(n),
+            Self::Joined(cache) => cache.trim(n),
         }
     }
 
@@ -139,6 +161,7 @@ impl LayerCache {
     pub fn nbytes(&self) -> usize {
         match self {
             Self::Stored(cache) => cache.nbytes(),
+            Self::Joined(cache) => cache.nbytes(),
             _ => self.arrays().iter().map(|array| array.nbytes()).sum(),
         }
     }
@@ -193,10 +216,10 @@ pub fn make_prompt_cache(layers: &[LayerKind], max_kv_size: Option<i32>) -> Vec<
 /// A rotating cache cannot be packed (mlx-lm: "NYI"); callers refuse such models before generation starts.
 pub fn maybe_quantize(caches: &mut [LayerCache], bits: u8, group_size: u32, start: i32) -> Result<()> {
     for cache in caches {
-        if let LayerCache::Stored(stored) = cache
-            && stored.offset() >= start
+        if cache.offset() >= start
+            && let Some(exported) = cache.exported()?
         {
-            *cache = stored.export()?;
+            *cache = exported;
         }
         if let LayerCache::Plain(plain) = cache
             && plain.offset() >= start

@@ -4,8 +4,14 @@ use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use super::error::shown_path;
+
+/// How the names of temporary files end.
+const TEMPORARY: &str = ".tmp";
+/// A file that is being written is written to more often than this.
+const ABANDONED: Duration = Duration::from_secs(3600);
 
 /// Why a file was not written. What was there before is still there.
 #[derive(Debug, thiserror::Error)]
@@ -85,12 +91,12 @@ fn create_beside(
 ) -> io::Result<(File, Unfinished)> {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     let name = target.file_name().ok_or_else(|| io::Error::other("it has no file name"))?;
+    // A name may be as long as the file system allows, so only its start goes into the temporary one.
+    let start = format!(".{}.", name.to_string_lossy().chars().take(40).collect::<String>());
+    remove_abandoned(directory, &start);
     loop {
-        let mut beside = std::ffi::OsString::from(".");
-        // A name may be as long as the file system allows, so only its start goes into the temporary one.
-        beside.push(name.to_string_lossy().chars().take(40).collect::<String>());
-        beside.push(format!(".{}-{}.tmp", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed)));
-        let path = directory.join(beside);
+        let number = COUNTER.fetch_add(1, Ordering::Relaxed);
+        let path = directory.join(format!("{start}{}-{number}{TEMPORARY}", std::process::id()));
         match OpenOptions::new().write(true).create_new(true).open(&path) {
             Ok(file) => {
                 let unfinished = Unfinished { path: Some(path) };
@@ -102,6 +108,26 @@ fn create_beside(
             // Left over from a process that had our id.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Removes temporary files that begin like this one's and that nobody has written to for long: their writers were
+/// killed.
+fn remove_abandoned(directory: &Path, start: &str) {
+    let is_old = |metadata: fs::Metadata| {
+        metadata.modified().ok().and_then(|time| time.elapsed().ok()).is_some_and(|age| age > ABANDONED)
+    };
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let numbers = name.to_str().and_then(|name| name.strip_prefix(start)?.strip_suffix(TEMPORARY));
+        let is_ours = numbers.is_some_and(|numbers| {
+            numbers.split_once('-').is_some_and(|(process, number)| {
+                [process, number].iter().all(|part| part.parse::<u64>().is_ok())
+            })
+        });
+        if is_ours && entry.metadata().is_ok_and(is_old) {
+            let _ = fs::remove_file(entry.path());
         }
     }
 }
@@ -125,6 +151,18 @@ mod tests {
             .collect();
         names.sort();
         names
+    }
+
+    #[test]
+    fn what_killed_writers_left_goes_after_a_while() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("out.gguf");
+        for (name, hours) in [(".out.gguf.7-0.tmp", 2), (".out.gguf.8-1.tmp", 0), (".out.gguf.mine.tmp", 2)] {
+            let file = File::create(directory.path().join(name)).unwrap();
+            file.set_modified(std::time::SystemTime::now() - ABANDONED * hours).unwrap();
+        }
+        write_bytes_atomically(&path, b"new").unwrap();
+        assert_eq!(names(directory.path()), [".out.gguf.8-1.tmp", ".out.gguf.mine.tmp", "out.gguf"]);
     }
 
     #[test]

@@ -101,7 +101,7 @@ fn state(cache: &LayerCache) -> (&'static str, Vec<(String, Entry)>) {
             ("QuantizedKVCache", entries)
         }
         // `save` exports before it asks.
-        LayerCache::Stored(_) => ("KVCache", Vec::new()),
+        LayerCache::Stored(_) | LayerCache::Joined(_) => ("KVCache", Vec::new()),
     }
 }
 
@@ -117,10 +117,7 @@ pub fn save(
     let mut arrays = Vec::new();
     let mut special = 0;
     for (layer, cache) in caches.iter().enumerate() {
-        let exported = match cache {
-            LayerCache::Stored(cache) => Some(cache.export()?),
-            _ => None,
-        };
+        let exported = cache.exported()?;
         let (class, entries) = state(exported.as_ref().unwrap_or(cache));
         header.insert(format!("1.{layer}"), class.to_owned());
         for (key, entry) in entries {
@@ -365,7 +362,7 @@ fn dense(cache: &LayerCache) -> Option<[Array; 2]> {
     match cache {
         LayerCache::Plain(cache) => cache.buffers().map(|(keys, values)| [keys.clone(), values.clone()]),
         LayerCache::Rotating(cache) => cache.buffers().map(|(keys, values)| [keys.clone(), values.clone()]),
-        LayerCache::Quantized(_) | LayerCache::Stored(_) => None,
+        LayerCache::Quantized(_) | LayerCache::Stored(_) | LayerCache::Joined(_) => None,
     }
 }
 

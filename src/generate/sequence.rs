@@ -8,6 +8,7 @@
 use super::limits::Limits;
 use super::step::{ControlFlow, KvQuantization, Step, StepError, StepOptions};
 use crate::cache::{LayerCache, maybe_quantize};
+use crate::levers;
 use crate::mlx::cpu_ops::{self, Kernels, in_prefill};
 use crate::mlx::random::RandomState;
 use crate::mlx::{self, Array, DeviceKind, Dtype, memory};
@@ -87,10 +88,19 @@ impl Sequence {
         &self.caches
     }
 
-    /// The caches, for others to go on with; this sequence is at its end.
-    pub fn take_caches(&mut self) -> Vec<LayerCache> {
+    /// The caches, for others to go on with, each by itself; this sequence is at its end.
+    ///
+    /// # Errors
+    /// MLX's, which lose the caches.
+    pub fn take_caches(&mut self) -> Result<Vec<LayerCache>, mlx::Error> {
         self.in_flight = None;
-        std::mem::take(&mut self.caches)
+        let caches = std::mem::take(&mut self.caches);
+        let apart = |cache: LayerCache| match cache {
+            // It holds the rows of others, too.
+            LayerCache::Joined(joined) => joined.export(),
+            cache => Ok(cache),
+        };
+        caches.into_iter().map(apart).collect()
     }
 
     /// Whether the first step has not begun.
@@ -225,6 +235,7 @@ impl Sequence {
 /// One token of each sequence, in order: `None` where `max_tokens` were generated. They share one forward pass; what
 /// goes wrong with one of them is its own result.
 pub fn step(model: &dyn Model, rows: &mut [&mut Sequence]) -> Vec<Result<Option<Step>, StepError>> {
+    levers::delay_step();
     let mut results: Vec<Result<Option<Step>, StepError>> = rows.iter().map(|_| Ok(None)).collect();
     // Those that go on, with their place.
     let mut current: Vec<(usize, &mut Sequence, (Array, Array))> = Vec::new();

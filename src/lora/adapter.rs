@@ -13,8 +13,6 @@ use crate::mlx::{self, Array};
 
 /// Tensors that a message names before it only counts.
 const NAMED: usize = 5;
-/// mlx-lm's default scale.
-const DEFAULT_SCALE: f64 = 20.0;
 /// PEFT's defaults.
 const DEFAULT_ALPHA: f64 = 16.0;
 const DEFAULT_RANK: f64 = 8.0;
@@ -89,6 +87,14 @@ pub enum AdapterError {
         /// Shape of the second.
         b: Vec<usize>,
     },
+    /// Factors that are no numbers to compute with.
+    #[error("the adapter's tensors for `{}` hold {dtype}, not floating-point numbers", shown_name(module))]
+    Type {
+        /// The module.
+        module: String,
+        /// What they hold.
+        dtype: &'static str,
+    },
     /// Modules that the model does not have.
     #[error(
         "the adapter does not fit the model, which has no linear module {names}; was it trained for another base model?"
@@ -142,9 +148,12 @@ impl Adapter {
         let names = ["adapters.safetensors", "adapter_model.safetensors"];
         let file = names.iter().map(|name| directory.join(name)).find(|path| path.is_file());
         let file = file.ok_or_else(|| AdapterError::NoWeights { path: directory.to_owned() })?;
-        let scaling = read_scaling(directory)?;
-        let weights = SafetensorsFile::open(&file)?;
-        Ok(Self { modules: read_modules(&file, &weights)?, scaling })
+        let config = read_config(directory)?;
+        let wrong = |problem| AdapterError::Config { path: directory.to_owned(), problem };
+        let scaling = read_scaling(&config).map_err(wrong)?;
+        let modules = read_modules(&file, &SafetensorsFile::open(&file)?)?;
+        check_config(&config, &modules).map_err(wrong)?;
+        Ok(Self { modules, scaling })
     }
 
     /// Paths of the modules that it adapts.
@@ -196,7 +205,7 @@ impl Adapter {
         let array = |tensor: &Tensor| -> Result<Array, AdapterError> {
             let array = Array::from_tensor(tensor)?;
             if !array.dtype().is_floating() {
-                return Err(misfit());
+                return Err(AdapterError::Type { module: path.to_owned(), dtype: array.dtype().name() });
             }
             Ok(array)
         };
@@ -255,7 +264,7 @@ fn listed(names: &[String]) -> String {
     }
 }
 
-fn read_scaling(directory: &Path) -> Result<Scaling, AdapterError> {
+fn read_config(directory: &Path) -> Result<Value, AdapterError> {
     let path = directory.to_owned();
     let file = directory.join("adapter_config.json");
     let text = match std::fs::read(&file) {
@@ -264,13 +273,57 @@ fn read_scaling(directory: &Path) -> Result<Scaling, AdapterError> {
         }
         text => text.map_err(|cause| CheckpointError::Read { file, cause })?,
     };
-    let wrong = |problem: &str| AdapterError::Config { path: path.clone(), problem: problem.to_owned() };
-    let config: Value = serde_json::from_slice(&text).map_err(|error| wrong(&error.to_string()))?;
+    let wrong = |error: serde_json::Error| AdapterError::Config { path, problem: error.to_string() };
+    serde_json::from_slice(&text).map_err(wrong)
+}
+
+/// What completes the sentence that begins with the config's name, where it contradicts what the adapter holds.
+fn check_config(config: &Value, modules: &BTreeMap<String, Stored>) -> Result<(), String> {
+    if modules.is_empty() {
+        return Err("there are no tensors beside it".to_owned());
+    }
+    let text = |name: &str| config.get(name).and_then(Value::as_str);
+    if let Some(kind) = text("peft_type").filter(|kind| !kind.eq_ignore_ascii_case("lora")) {
+        return Err(format!("`peft_type` is `{}`; only LORA is supported", shown_name(kind)));
+    }
+    let dora = text("fine_tune_type") == Some("dora") || config.get("use_dora") == Some(&Value::Bool(true));
+    if let Some((module, _)) = modules.iter().find(|(_, stored)| dora && stored.magnitude.is_none()) {
+        return Err(format!("it says DoRA, but `{}` has no magnitudes", shown_name(module)));
+    }
+    let parameters = config.get("lora_parameters").filter(|parameters| parameters.is_object());
+    // Where ranks differ between modules the config lists them apart.
+    let varies = ["optiq", "applied_ranks", "rank_scaling"].iter().any(|name| config.get(*name).is_some());
+    let rank = match parameters {
+        Some(parameters) => parameters.get("rank"),
+        None => config.get("r"),
+    };
+    if let Some(rank) = rank.and_then(Value::as_u64).filter(|&rank| rank > 0 && !varies) {
+        let differs = |stored: &Stored| {
+            let axis = usize::from(!stored.transposed);
+            stored.a.shape.len() == 2 && stored.a.shape.get(axis).is_none_or(|&found| found as u64 != rank)
+        };
+        if let Some((module, stored)) = modules.iter().find(|(_, stored)| differs(stored)) {
+            let (module, shape) = (shown_name(module), &stored.a.shape);
+            return Err(format!("it says rank {rank}, but `{module}` has a lora_a of {shape:?}"));
+        }
+    }
+    let keys = parameters.and_then(|parameters| parameters.get("keys")).and_then(Value::as_array);
+    if let Some(keys) = keys.filter(|keys| !keys.is_empty()) {
+        let named = |module: &str| keys.iter().filter_map(Value::as_str).any(|key| module.ends_with(key));
+        if let Some(module) = modules.keys().find(|module| !named(module)) {
+            return Err(format!("its `keys` do not name `{}`, which has tensors", shown_name(module)));
+        }
+    }
+    Ok(())
+}
+
+fn read_scaling(config: &Value) -> Result<Scaling, String> {
+    let wrong = |problem: &str| problem.to_owned();
     if config.get("fine_tune_type").and_then(Value::as_str) == Some("full") {
         return Err(wrong("`fine_tune_type` is `full`; whole weights are no adapter"));
     }
     let number = |fields: &Value, name: &str, default: f64| match fields.get(name) {
-        None | Some(Value::Null) => Ok(default),
+        None => Ok(default),
         Some(value) => match value.as_f64() {
             Some(number) if number.is_finite() => Ok(number),
             _ => Err(wrong(&format!("`{name}` is not a number"))),
@@ -278,23 +331,32 @@ fn read_scaling(directory: &Path) -> Result<Scaling, AdapterError> {
     };
     let flag = |fields: &Value, name: &str| fields.get(name).and_then(Value::as_bool).unwrap_or(false);
     match config.get("lora_parameters") {
-        Some(parameters) if parameters.is_object() => Ok(Scaling {
-            scale: number(parameters, "scale", DEFAULT_SCALE)?,
-            by_rank: false,
-            rank_stabilized: flag(&config, "rs_lora") || flag(parameters, "rs_lora"),
-        }),
+        Some(parameters) if parameters.is_object() => {
+            if parameters.get("scale").is_none() {
+                return Err(wrong(
+                    "`lora_parameters` has no `scale`, without which the adapter has no meaning",
+                ));
+            }
+            Ok(Scaling {
+                scale: number(parameters, "scale", 0.0)?,
+                by_rank: false,
+                rank_stabilized: flag(config, "rs_lora") || flag(parameters, "rs_lora"),
+            })
+        }
         _ => {
             if ["rank_pattern", "alpha_pattern"].iter().any(|name| {
                 config.get(*name).and_then(Value::as_object).is_some_and(|pattern| !pattern.is_empty())
             }) {
                 return Err(wrong("ranks or alphas that differ between modules are not supported"));
             }
-            // A rank of zero means that alpha is the scale.
-            let by_rank = number(&config, "r", DEFAULT_RANK)? != 0.0;
+            let rank = number(config, "r", DEFAULT_RANK)?;
+            if rank < 1.0 {
+                return Err(format!("`r` is {rank}, and must be at least 1"));
+            }
             Ok(Scaling {
-                scale: number(&config, "lora_alpha", DEFAULT_ALPHA)?,
-                by_rank,
-                rank_stabilized: flag(&config, "use_rslora") || flag(&config, "rs_lora"),
+                scale: number(config, "lora_alpha", DEFAULT_ALPHA)?,
+                by_rank: true,
+                rank_stabilized: flag(config, "use_rslora") || flag(config, "rs_lora"),
             })
         }
     }
@@ -372,17 +434,48 @@ mod tests {
         assert!(parse("model.norm.weight").is_none());
     }
 
+    /// case L4: a config that says something else than the tensors is not guessed at.
+    #[test]
+    fn configs_that_contradict_the_tensors_are_refused() {
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/adapters/lora");
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["adapters.safetensors", "adapter_config.json"] {
+            std::fs::copy(fixture.join(name), folder.path().join(name)).unwrap();
+        }
+        assert!(Adapter::open(folder.path()).is_ok());
+        let config = read_config(folder.path()).unwrap();
+        let refused = |pointer: &str, value: Value| {
+            let mut changed = config.clone();
+            match changed.pointer_mut(pointer) {
+                Some(field) => *field = value,
+                None => changed[pointer.trim_start_matches('/')] = value,
+            }
+            std::fs::write(folder.path().join("adapter_config.json"), changed.to_string()).unwrap();
+            Adapter::open(folder.path()).map(|_| ()).unwrap_err().to_string()
+        };
+        assert!(refused("/lora_parameters/rank", 64.into()).contains("it says rank 64"));
+        assert!(refused("/lora_parameters/keys", vec!["self_attn.w_pack"].into()).contains("`keys`"));
+        assert!(refused("/fine_tune_type", "dora".into()).contains("no magnitudes"));
+        assert!(refused("/peft_type", "IA3".into()).contains("only LORA"));
+    }
+
     #[test]
     fn scales_follow_the_config() {
         let folder = tempfile::tempdir().unwrap();
         let scale = |config: &str| {
             std::fs::write(folder.path().join("adapter_config.json"), config).unwrap();
-            read_scaling(folder.path()).map(|scaling| scaling.of(4)).map_err(|error| error.to_string())
+            let config = read_config(folder.path()).unwrap();
+            read_scaling(&config).map(|scaling| scaling.of(4))
         };
         assert_eq!(scale(r#"{"lora_parameters": {"scale": 3, "rank": 4}}"#), Ok(3.0));
         assert_eq!(scale(r#"{"lora_parameters": {"scale": 3, "rank": 4}, "rs_lora": true}"#), Ok(1.5));
         assert_eq!(scale(r#"{"r": 4, "lora_alpha": 8}"#), Ok(2.0));
         assert_eq!(scale(r#"{"r": 4, "lora_alpha": 8, "use_rslora": true}"#), Ok(4.0));
+        for guessed in
+            [r#"{"lora_parameters": {"alpha": 8}}"#, r#"{"r": 0}"#, r#"{"r": 4, "lora_alpha": null}"#]
+        {
+            assert!(scale(guessed).is_err(), "{guessed}");
+        }
         assert!(scale(r#"{"fine_tune_type": "full"}"#).unwrap_err().contains("no adapter"));
         assert!(
             scale(r#"{"lora_parameters": {"scale": "x"}}"#).unwrap_err().contains("`scale` is not a number")

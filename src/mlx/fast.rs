@@ -36,6 +36,24 @@ pub fn rope(
     })
 }
 
+/// As [`rope`] of `x`, `[B, …, L, D]`, whose rows have places of their own: `offsets` is `int32 [B]`.
+pub fn rope_at(
+    x: &Array,
+    dims: i32,
+    traditional: bool,
+    base: Option<f32>,
+    scale: f32,
+    offsets: &Array,
+    freqs: Option<&Array>,
+) -> Result<Array> {
+    let base = ffi::mlx_optional_float { value: base.unwrap_or(0.0), has_value: base.is_some() };
+    // SAFETY: handles are valid for the call.
+    Array::from_op(|out, stream| unsafe {
+        let (offsets, freqs) = (offsets.raw, optional(freqs));
+        ffi::mlx_fast_rope_dynamic(out, x.raw, dims, traditional, base, scale, offsets, freqs, stream)
+    })
+}
+
 /// `x / rms(x) * weight` over the last axis, accumulated in f32.
 pub fn rms_norm(x: &Array, weight: Option<&Array>, eps: f32) -> Result<Array> {
     // SAFETY: handles are valid for the call.

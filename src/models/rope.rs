@@ -216,6 +216,22 @@ impl Rope {
         }
     }
 
+    /// As [`forward`](Self::forward) of one position of each row, `[B, heads, 1, head_dim]`, at `offsets`, `int32 [B]`, by
+    /// MLX's own rotation; not for angles that depend on the length.
+    pub fn forward_at(&self, x: &Array, offsets: &Array) -> Result<Array> {
+        let at = |x: &Array, base, scale, freqs| {
+            fast::rope_at(x, self.dims, self.traditional, base, scale, offsets, freqs)
+        };
+        match &self.kind {
+            Kind::Base { base, scale } => at(x, Some(*base), *scale, None),
+            Kind::Frequencies { freqs, input_scale: None } => at(x, None, 1.0, Some(freqs)),
+            Kind::Frequencies { freqs, input_scale: Some(factor) } => {
+                at(&self.scale_rotated(x, *factor)?, None, 1.0, Some(freqs))
+            }
+            Kind::Dynamic { .. } => Err(Error::new("each row has rotary angles of its own length")),
+        }
+    }
+
     /// The base for a sequence of `length` positions (`DynamicNTKScalingRoPE`).
     fn dynamic_base(&self, length: i32, base: f64, factor: f64, max_positions: f64) -> f32 {
         let (length, dims) = (f64::from(length).max(max_positions), f64::from(self.dims));

@@ -39,4 +39,5 @@ pub use recipe::{Predicate, Recipe, RecipeError};
 pub use sensitivity::{SweepError, SweepOptions, sweep};
 pub use source::{KV_CONFIG_NAME, SourceFiles, SourceModel, block_index};
 pub use step::Kept;
+pub use sweep_results::is_sensitivities;
 pub use unpack::dequantize;

@@ -8,8 +8,16 @@ use serde::{Deserialize, Serialize};
 use super::sensitivity::SweepOptions;
 use crate::checkpoint::atomic_file::{AtomicFileError, write_bytes_atomically};
 
+/// Whether a file's text is that of results of probing, ours or mlx-lm's pairs of modules and sensitivities: nothing
+/// else may be replaced by such.
+pub fn is_sensitivities(text: &[u8]) -> bool {
+    serde_json::from_slice::<Stored>(text).is_ok()
+        || serde_json::from_slice::<Vec<(String, f64)>>(text).is_ok_and(|pairs| !pairs.is_empty())
+}
+
 /// The file's content.
 #[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Stored {
     /// What the results hold for.
     model: String,
@@ -65,6 +73,12 @@ mod tests {
         assert!(SweepResults::open(&file, "n", &options).get("a").is_none());
         let other = SweepOptions { group_size: 32, ..options.clone() };
         assert!(SweepResults::open(&file, "m", &other).get("a").is_none());
+        assert!(is_sensitivities(&std::fs::read(&file).unwrap()));
+        assert!(is_sensitivities(br#"[["model.layers.0.mlp.up_proj", 0.5]]"#));
+        for other in ["{", "[]", "5", "null", "{}", r#"{"model": "m", "precious": 1}"#, r#"{"precious": 1}"#]
+        {
+            assert!(!is_sensitivities(other.as_bytes()), "{other}");
+        }
         std::fs::write(&file, b"{").unwrap();
         assert!(SweepResults::open(&file, "m", &options).get("a").is_none());
     }

@@ -28,18 +28,25 @@ pub(super) fn of_directory(
     repo_id: &str,
     usable: &dyn Fn(&Path) -> bool,
 ) -> Result<Model, String> {
-    if !usable(&directory.join("config.json")) {
+    let config = directory.join("config.json");
+    if is_dangling(&config) {
+        let (repo_id, path) = (repo_id.to_owned(), directory.to_owned());
+        let model_type = "unknown".to_owned();
+        return Ok(Model { repo_id, path, model_type, tier: Tier::Unsupported, ..Model::default() });
+    }
+    if !usable(&config) {
         return Err("config.json is not there or leads out of the cache".to_owned());
     }
     let config = Config::read(directory).map_err(|error| error.to_string())?;
     let mut model = of_config(&config, repo_id);
     model.path = directory.to_owned();
     let mut weights = Weights::default();
-    let mut files = 0;
+    let (mut files, mut unfinished) = (0, has_unfinished_download(directory));
     for name in safetensors_in(directory)? {
         let path = directory.join(&name);
         if !usable(&path) {
             model.complete = false;
+            unfinished |= is_dangling(&path);
             continue;
         }
         let size = fs::metadata(&path).map(|metadata| metadata.len()).unwrap_or_default();
@@ -58,7 +65,9 @@ pub(super) fn of_directory(
             Err(_) => model.complete = false,
         }
     }
-    if files == 0 {
+    if files == 0 && unfinished {
+        model.complete = false;
+    } else if files == 0 {
         return Err("it has no .safetensors file".to_owned());
     }
     model.experts_bytes = weights.experts;
@@ -167,6 +176,21 @@ fn columns(words: u64, groups: u64) -> u64 {
     let fits = |(group, bits): &(u64, u64)| groups.saturating_mul(*group).saturating_mul(*bits) == words * 32;
     let pairs = [64, 32, 128, 16].into_iter().flat_map(|group| [4, 8, 3, 6, 5, 2].map(|bits| (group, bits)));
     pairs.into_iter().find(fits).map_or(words.saturating_mul(8), |(group, _)| groups.saturating_mul(group))
+}
+
+/// Whether a link is there and what it names is not.
+fn is_dangling(path: &Path) -> bool {
+    path.is_symlink() && !path.exists()
+}
+
+/// Whether weights of a snapshot in a cache are still on their way: an index without files, or a blob half there.
+fn has_unfinished_download(snapshot: &Path) -> bool {
+    let blobs = snapshot.join("../../blobs");
+    let unfinished = |entry: std::io::Result<fs::DirEntry>| {
+        entry.is_ok_and(|entry| entry.path().extension().is_some_and(|kind| kind == "incomplete"))
+    };
+    snapshot.join("model.safetensors.index.json").exists()
+        || fs::read_dir(blobs).is_ok_and(|mut entries| entries.any(unfinished))
 }
 
 /// `metadata.total_parameters` of the index.

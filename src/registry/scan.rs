@@ -84,7 +84,8 @@ impl Scanner<'_> {
         }
     }
 
-    /// A folder of the user's and those in it.
+    /// A folder of the user's and those in it. Links to folders are not followed: they lead out, or to what is listed
+    /// already.
     pub(super) fn user_folder(&mut self, folder: &Path) {
         let from = self.found.len();
         self.below(folder, folder, DEEPEST);
@@ -106,6 +107,9 @@ impl Scanner<'_> {
         let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
         paths.sort();
         for path in paths {
+            if path.is_symlink() && path.is_dir() {
+                continue;
+            }
             if path.is_dir() && depth > 0 && !file_name(&path).starts_with('.') {
                 self.below(top, &path, depth - 1);
             } else if path.is_file() && path.extension().is_some_and(|kind| kind.eq_ignore_ascii_case("gguf"))

@@ -85,7 +85,7 @@ impl Policy {
     }
 
     /// What to do now.
-    pub fn next(&mut self) -> Work {
+    pub fn decide(&mut self) -> Work {
         self.check();
         let may_read = self.decoding.is_empty() || self.credit > 0;
         if let Some((id, _)) = &self.prefilling

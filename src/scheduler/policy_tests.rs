@@ -19,7 +19,7 @@ fn id(number: u64) -> RequestId {
 /// Admits and reads prompts of one token until everybody who may decodes.
 fn settle(policy: &mut Policy) -> Work {
     loop {
-        match policy.next() {
+        match policy.decide() {
             Work::Admit(_) => {}
             Work::Prefill(id, _) => policy.prefilled(id),
             work => return work,
@@ -31,25 +31,25 @@ fn settle(policy: &mut Policy) -> Work {
 fn a_long_prompt_lets_others_step_between_its_chunks() {
     let mut policy = Policy::new(bounds(4));
     policy.submit(id(1), demand(0, 0));
-    assert_eq!(policy.next(), Work::Admit(id(1)));
-    assert_eq!(policy.next(), Work::Prefill(id(1), 100));
+    assert_eq!(policy.decide(), Work::Admit(id(1)));
+    assert_eq!(policy.decide(), Work::Prefill(id(1), 100));
     policy.prefilled(id(1));
     policy.submit(id(2), demand(0, 0));
     policy.submit(id(3), demand(0, 0));
-    assert_eq!(policy.next(), Work::Admit(id(2)));
+    assert_eq!(policy.decide(), Work::Admit(id(2)));
     for _ in 0..3 {
-        assert_eq!(policy.next(), Work::Prefill(id(2), 10));
+        assert_eq!(policy.decide(), Work::Prefill(id(2), 10));
         policy.fed(10);
-        assert_eq!(policy.next(), Work::Decode(vec![id(1)]));
+        assert_eq!(policy.decide(), Work::Decode(vec![id(1)]));
     }
-    assert_eq!(policy.next(), Work::Prefill(id(2), 10));
+    assert_eq!(policy.decide(), Work::Prefill(id(2), 10));
     policy.fed(3);
     policy.prefilled(id(2));
     // What is left of the credit goes to the next prompt.
-    assert_eq!(policy.next(), Work::Admit(id(3)));
-    assert_eq!(policy.next(), Work::Prefill(id(3), 7));
+    assert_eq!(policy.decide(), Work::Admit(id(3)));
+    assert_eq!(policy.decide(), Work::Prefill(id(3), 7));
     policy.fed(7);
-    assert_eq!(policy.next(), Work::Decode(vec![id(1), id(2)]));
+    assert_eq!(policy.decide(), Work::Decode(vec![id(1), id(2)]));
 }
 
 #[test]
@@ -99,13 +99,13 @@ fn leaving_frees_the_place_wherever_it_was() {
     for number in 1..=4 {
         policy.submit(id(number), demand(0, 0));
     }
-    assert_eq!(policy.next(), Work::Admit(id(1)));
+    assert_eq!(policy.decide(), Work::Admit(id(1)));
     assert!(policy.remove(id(1)));
     assert!(policy.remove(id(3)));
     assert!(!policy.remove(id(3)));
     assert_eq!(settle(&mut policy), Work::Decode(vec![id(2), id(4)]));
     assert!(policy.remove(id(2)) && policy.remove(id(4)));
-    assert_eq!(policy.next(), Work::Idle);
+    assert_eq!(policy.decide(), Work::Idle);
 }
 
 /// What a driver of the machine knows of a request.
@@ -144,7 +144,7 @@ proptest! {
                 let known = live.remove(&id(*number)).is_some();
                 prop_assert_eq!(policy.remove(id(*number)), known);
             }
-            match policy.next() {
+            match policy.decide() {
                 Work::Admit(id) => {
                     prop_assert!(last_started < Some(id), "{:?} after {:?}", id, last_started);
                     last_started = Some(id);

@@ -142,7 +142,7 @@ impl<'a> Worker<'a> {
             if let Some(count) = self.embeddings.step(self.model) {
                 self.unqueue().embedded += count as u64;
             }
-            match self.policy.next() {
+            match self.policy.decide() {
                 Work::Admit(id) => self.admit(id),
                 Work::Prefill(id, most) => self.prefill(id, most),
                 Work::Decode(ids) => self.decode(&ids),
@@ -435,7 +435,11 @@ impl<'a> Worker<'a> {
             return;
         }
         let tokens = row.held().to_vec();
-        let caches = row.sequence.take_caches();
+        let Ok(caches) = row.sequence.take_caches() else { return };
+        // Parts of a batch are copies that hold on to the whole of it until they are computed.
+        if mlx::eval(caches.iter().flat_map(LayerCache::arrays)).is_err() {
+            return;
+        }
         let namespace = self.namespace(&row.stack);
         self.keep(namespace, tokens, caches);
     }

@@ -79,6 +79,19 @@ fn files_that_only_an_old_snapshot_has_keep_it() {
     assert_eq!((commits(&forced), forced.blobs.len()), (vec!["old"], 2));
 }
 
+/// A dangling link does not stand for the file that an old snapshot still has.
+#[test]
+fn a_lost_blob_of_the_kept_snapshot_keeps_the_old_one() {
+    let cache = two_revisions();
+    for commit in ["old", "new"] {
+        cache.file("a--b", commit, "more.safetensors", &format!("weights-{commit}"));
+    }
+    fs::remove_file(cache.root().join("models--a--b/blobs/weights-new")).unwrap();
+    let plan = planned(&cache);
+    assert!(plan.snapshots.is_empty(), "{plan:?}");
+    assert_eq!(plan.skipped[0].only_here, ["more.safetensors"]);
+}
+
 #[test]
 fn a_link_from_another_repository_keeps_a_blob() {
     let cache = two_revisions();

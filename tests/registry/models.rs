@@ -144,6 +144,41 @@ fn a_broken_link_hides_nothing() {
     assert!(scanned(&cache).resolve("qwen").unwrap().unwrap().complete);
 }
 
+/// case H2: what a download or a lost blob left is listed as incomplete.
+#[test]
+fn unfinished_downloads_are_listed() {
+    let cache = three_models();
+    cache.write("models--a--cut/snapshots/c1/config.json", LLAMA);
+    cache.write("models--a--cut/blobs/b1.incomplete", "half");
+    cache.write("models--a--dangling/snapshots/c1/config.json", LLAMA);
+    cache.link("models--a--dangling/snapshots/c1/model.safetensors", "../../blobs/gone");
+    cache.link("models--a--nothing/snapshots/c1/config.json", "../../blobs/gone");
+    // Weights of another kind are no model of ours, and none on its way.
+    cache.write("models--a--torch/snapshots/c1/config.json", LLAMA);
+    cache.write("models--a--torch/snapshots/c1/pytorch_model.bin", "x");
+    let registry = scanned(&cache);
+    for name in ["a/cut", "a/dangling", "a/nothing"] {
+        assert!(!registry.resolve(name).unwrap().unwrap().complete, "{name}");
+    }
+    assert_eq!(names(&registry, &Filter::default()).len(), 6);
+}
+
+#[test]
+fn links_in_ones_own_folders_are_not_followed() {
+    let cache = Cache::new();
+    let (mine, outside) = (cache.home.path().join("mine"), cache.home.path().join("outside"));
+    for folder in [mine.join("org/model"), outside.join("other")] {
+        weights(&folder.join("model.safetensors"), &[("a", 1)]);
+        fs::write(folder.join("config.json"), LLAMA).unwrap();
+    }
+    std::os::unix::fs::symlink(&outside, mine.join("link")).unwrap();
+    std::os::unix::fs::symlink("..", mine.join("org/up")).unwrap();
+    let mut registry = scanned(&cache);
+    registry.add_folder(&mine).unwrap();
+    registry.scan().unwrap();
+    assert_eq!(names(&registry, &Filter::default()), ["org/model"]);
+}
+
 #[test]
 fn broken_models_are_skipped_and_said() {
     let cache = three_models();

@@ -3,6 +3,7 @@
 
 pub mod adapter;
 pub mod grammar;
+pub mod known;
 pub mod kv_cache;
 pub mod load;
 pub mod model;

@@ -221,6 +221,7 @@ fn widths(
     // The file of mlx-lm: pairs of a module and its sensitivity.
     let known: Option<Vec<(String, f64)>> =
         std::fs::read(file).ok().and_then(|text| serde_json::from_slice(&text).ok());
+    let known = known.filter(|pairs| !pairs.is_empty());
     let sensitivities: BTreeMap<String, f64> = match known {
         Some(known) => known.into_iter().collect(),
         None => {

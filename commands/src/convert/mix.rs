@@ -136,6 +136,14 @@ pub fn mix(
             .hint("--candidate-bits with lower widths, a larger --q-group-size or fewer --q-bits take less");
     }
     let allocation = allocate(&sensitivities, &candidates, budget);
+    let widest = candidates.last().copied();
+    if allocation.bits_per_weight < target && allocation.bits.iter().all(|(_, bits)| Some(*bits) == widest) {
+        printer.warning(&format!(
+            "the most bits a weight that these widths allow are {:.3}, not {target}",
+            allocation.bits_per_weight
+        ));
+        printer.hint("--candidate-bits with higher widths or a smaller --q-group-size take more");
+    }
     printer.note(&format!(
         "Mixed {} modules: {:.3} bits per weight (target {target})",
         allocation.bits.len(),

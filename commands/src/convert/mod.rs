@@ -13,7 +13,7 @@ use mlx_bun::checkpoint::{QuantMode, QuantParams};
 use mlx_bun::mlx::cpu_ops;
 use mlx_bun::quantize::{
     Action, ConvertError, ConvertOptions, Converted, FloatType, GgufFileType, Predicate, Recipe, SourceModel,
-    convert, write_as_is,
+    convert, is_sensitivities, write_as_is,
 };
 
 use self::method::{MethodArgs, Outcome};
@@ -255,7 +255,7 @@ fn choose_arithmetic(args: &ConvertArgs, printer: &Printer) -> anyhow::Result<()
 /// Results of probing replace nothing but such results.
 fn check_results_file(file: &Path) -> Result<(), Complaint> {
     output_file::check(file, "file of sensitivities", |file| {
-        std::fs::read(file).is_ok_and(|text| serde_json::from_slice::<serde_json::Value>(&text).is_ok())
+        std::fs::read(file).is_ok_and(|text| is_sensitivities(&text))
     })
 }
 

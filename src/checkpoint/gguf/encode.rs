@@ -39,15 +39,13 @@ fn inverse(scale: f32) -> f32 {
     if scale == 0.0 { 0.0 } else { 1.0 / scale }
 }
 
-/// The reference rounds `x * id + 8.5` down; PyPI gguf does so in double precision, which no fused multiply can
-/// change.
 fn q4_0(block: &[f32; GROUP], out: &mut Vec<u8>) -> bool {
     let largest =
         block.iter().fold(0.0f32, |best, &value| if value.abs() > best.abs() { value } else { best });
     let scale = largest / -8.0;
-    let inverse = f64::from(inverse(scale));
+    let inverse = inverse(scale);
     let fits = put_half(scale, out);
-    nibbles(block, out, |value| (f64::from(value) * inverse + 8.5) as u8);
+    nibbles(block, out, |value| (value * inverse + 8.5) as u8);
     fits
 }
 

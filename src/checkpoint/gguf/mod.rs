@@ -101,6 +101,10 @@ pub fn summarize(path: &Path) -> Result<GgufSummary, GgufError> {
 }
 
 fn map(path: &Path) -> Result<MappedFile, Fault> {
+    // Asked before opening: to open a pipe is to wait for its writer.
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(std::io::Error::other("it is not a regular file").into());
+    }
     let file = File::open(path)?;
     if file.metadata()?.len() == 0 {
         return Err(Fault::NotGguf);

@@ -1,7 +1,10 @@
 //! Multi-head attention with rotary positions over any cache, and its masks.
 
+use std::cell::RefCell;
+use std::rc::Rc;
+
 use super::{Linear, RmsNorm};
-use crate::cache::{Attended, LayerCache, Packed, causal_mask};
+use crate::cache::{Attended, JoinedRows, LayerCache, Packed, causal_mask, places, ragged_mask};
 use crate::checkpoint::QuantParams;
 use crate::mlx::cpu_ops::{self, Kernels, KeysValues, PackedHeads};
 use crate::mlx::fast::{self, Mask};
@@ -41,8 +44,34 @@ pub enum Context<'a> {
         /// Of all rows.
         cache: Option<&'a mut LayerCache>,
     },
-    /// Each row is a sequence of its own, with its own place. No row is padded, so any kind of cache will do.
-    Apart(Vec<(&'a Mask, &'a mut LayerCache)>),
+    /// Each row is a sequence of its own, with its own place, and any kind of cache will do. MLX's attention takes
+    /// growing caches together; the others are attended to one after another, without padding.
+    Apart {
+        /// A mask and a cache for each row.
+        rows: Vec<(&'a Mask, &'a mut LayerCache)>,
+        /// What layers of equal places share.
+        places: &'a Places,
+    },
+}
+
+/// Where the rows of a step stand, for layers whose rows stand alike: made by the first that asks.
+#[derive(Default)]
+pub struct Places(RefCell<Option<(Vec<i32>, Array, Mask)>>);
+
+impl Places {
+    /// The offsets as an array, and the mask of rows that are padded to the longest.
+    fn of(&self, offsets: &[i32]) -> Result<(Array, Mask)> {
+        let mut known = self.0.borrow_mut();
+        let (_, places, mask) = match &mut *known {
+            Some(known) if known.0 == offsets => known,
+            other => {
+                let places = places(offsets)?;
+                let mask = Mask::Array(ragged_mask(offsets, &places)?);
+                other.insert((offsets.to_vec(), places, mask))
+            }
+        };
+        Ok((places.clone(), mask.clone()))
+    }
 }
 
 /// `q_proj`, `k_proj`, `v_proj`, `o_proj` and, in some families, `q_norm` and `k_norm`.
@@ -103,8 +132,11 @@ impl Attention {
             Context::Together { mask, cache } => {
                 self.attend_projected([&queries, &keys, &values], batch, length, mask, cache)
             }
-            Context::Apart(contexts) => {
-                let outputs = (0i32..).zip(contexts).map(|(row, (mask, cache))| {
+            Context::Apart { mut rows, places } => {
+                if let Some(joined) = self.joined(&mut rows)? {
+                    return self.attend_joined([&queries, &keys, &values], &mut joined.borrow_mut(), places);
+                }
+                let outputs = (0i32..).zip(rows).map(|(row, (mask, cache))| {
                     let part = |array: &Array| match array.ndim() {
                         2 => array.slice(0, row * length, (row + 1) * length),
                         _ => array.slice(0, row, row + 1),
@@ -115,6 +147,42 @@ impl Attention {
                 Array::concatenate(&outputs.collect::<Result<Vec<_>>>()?, 0)
             }
         }
+    }
+
+    /// The rows' caches together, where MLX's attention can take them so. Ours computes a row in any company as alone.
+    fn joined(&self, rows: &mut [(&Mask, &mut LayerCache)]) -> Result<Option<Rc<RefCell<JoinedRows>>>> {
+        if self.kernels.is_some() || self.args.rope.depends_on_length() {
+            return Ok(None);
+        }
+        JoinedRows::of(&mut rows.iter_mut().map(|(_, cache)| &mut **cache).collect::<Vec<_>>())
+    }
+
+    /// [`attend_projected`](Self::attend_projected) of one position of each row, all at once.
+    fn attend_joined(
+        &self,
+        [queries, keys, values]: [&Array; 3],
+        rows: &mut JoinedRows,
+        places: &Places,
+    ) -> Result<Array> {
+        let (args, batch) = (&self.args, rows.offsets().len() as i32);
+        let (places, mask) = places.of(rows.offsets())?;
+        let turned = |x: &Array, heads, norm: Option<&RmsNorm>| {
+            let x = split_heads(x, batch, 1, heads)?;
+            match norm {
+                Some(norm) => args.rope.forward_at(&norm.forward(&x)?, &places),
+                None => args.rope.forward_at(&x, &places),
+            }
+        };
+        let mut shape = queries.shape().to_vec();
+        let queries = turned(queries, args.n_heads, self.q_norm.as_ref())?;
+        let keys = turned(keys, args.n_kv_heads, self.k_norm.as_ref())?;
+        let values = split_heads(values, batch, 1, args.n_kv_heads)?;
+        let (keys, values) = rows.update_and_fetch(&keys, &values, &places)?;
+        let heads = fast::scaled_dot_product_attention(&queries, &keys, &values, args.scale, &mask, None)?;
+        if let Some(last) = shape.last_mut() {
+            *last = -1;
+        }
+        heads.transpose(&[0, 2, 1, 3])?.reshape(&shape)
     }
 
     /// Attention over projected queries, keys and values, `[…, heads * dim]` of `B * L` rows each; returns heads as the

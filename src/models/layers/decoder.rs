@@ -1,6 +1,6 @@
 //! The decoder-only transformer: embedding, blocks, final norm, head.
 
-use super::attention::{Context, attention_mask};
+use super::attention::{Context, Places, attention_mask};
 use super::{Attention, AttentionArgs, Embedding, GatedMlp, GatedMlpArgs, Linear, RmsNorm};
 use crate::cache::{LayerCache, LayerKind};
 use crate::lora::Adapters;
@@ -171,12 +171,13 @@ impl<B: Block> Decoder<B> {
         let mut h = self.embed(&tokens.expand_dims(1)?)?;
         let masks = caches.iter().map(|caches| Masks::new(&self.kinds, &h, Some(caches)));
         let masks = masks.collect::<Result<Vec<_>>>()?;
+        let places = Places::default();
         for (index, layer) in self.layers.iter().enumerate() {
             let rows = caches.iter_mut().zip(&masks);
-            let contexts = rows
+            let rows = rows
                 .filter_map(|(caches, masks)| Some((masks.of(self.kinds[index]), caches.get_mut(index)?)))
                 .collect();
-            h = layer.forward(&h, Context::Apart(contexts))?;
+            h = layer.forward(&h, Context::Apart { rows, places: &places })?;
         }
         rows_of(&self.logits(&self.norm.forward(&h)?)?.squeeze(1)?)
     }

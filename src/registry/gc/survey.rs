@@ -169,7 +169,8 @@ fn read_snapshot(commit: String, path: PathBuf) -> Result<SnapshotDir, GcError> 
             if !kind.is_symlink() {
                 bytes += kind.len();
             }
-            if entry.file_name() != NOT_A_FILE {
+            // A dangling link is no file that anybody could use instead of another revision's.
+            if entry.file_name() != NOT_A_FILE && file.exists() {
                 let name = file.strip_prefix(&path).unwrap_or(&file);
                 files.insert(name.to_string_lossy().into_owned());
             }

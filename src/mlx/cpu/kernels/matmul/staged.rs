@@ -82,7 +82,10 @@ pub(in super::super) struct Arranged {
     arrangement: Arrangement,
     columns: usize,
     values: *mut f32,
+    // Only x86-64 has integer kernels.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
     scales: *mut f32,
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
     sums: *mut f32,
 }
 

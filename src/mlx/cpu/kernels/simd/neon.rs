@@ -36,11 +36,14 @@ macro_rules! intrinsic {
 
 type V = [float32x4_t; 4];
 
+/// Applies a function to all four registers.
+macro_rules! quarters {
+    ($op:ident($($v:expr),+)) => { [$op($($v[0]),+), $op($($v[1]),+), $op($($v[2]),+), $op($($v[3]),+)] };
+}
+
 /// Applies an intrinsic to all four registers.
 macro_rules! each {
-    ($op:ident($($v:expr),+)) => {
-        intrinsic!([$op($($v[0]),+), $op($($v[1]),+), $op($($v[2]),+), $op($($v[3]),+)])
-    };
+    ($op:ident($($v:expr),+)) => { intrinsic!(quarters!($op($($v),+))) };
 }
 
 /// Four half-precision numbers widened; the intrinsic for it is newer than the oldest compiler supported.
@@ -154,7 +157,7 @@ impl Simd for Neon {
     #[inline(always)]
     fn load(self, from: &[f32; LANES]) -> V {
         let q = from.as_chunks::<4>().0;
-        each!(load_quarter(q))
+        quarters!(load_quarter(q))
     }
 
     #[inline(always)]
@@ -167,7 +170,7 @@ impl Simd for Neon {
     #[inline(always)]
     fn load_f16(self, from: &[f16; LANES]) -> V {
         let q = from.as_chunks::<4>().0;
-        each!(load_quarter_f16(q))
+        quarters!(load_quarter_f16(q))
     }
 
     #[inline(always)]
@@ -180,7 +183,7 @@ impl Simd for Neon {
     #[inline(always)]
     fn load_bf16(self, from: &[bf16; LANES]) -> V {
         let q = from.as_chunks::<4>().0;
-        each!(load_quarter_bf16(q))
+        quarters!(load_quarter_bf16(q))
     }
 
     #[inline(always)]
@@ -279,7 +282,7 @@ impl Simd for Neon {
 
     #[inline(always)]
     fn scale2(self, v: V, n: V) -> V {
-        each!(scale_quarter(v, n))
+        quarters!(scale_quarter(v, n))
     }
 
     #[inline(always)]
@@ -314,12 +317,12 @@ impl Simd for Neon {
 
     #[inline(always)]
     fn fold(self, v: [V; 4]) -> V {
-        each!(fold_one(v))
+        quarters!(fold_one(v))
     }
 
     #[inline(always)]
     fn merge_folded(self, [a, b, c, d]: [V; 4]) -> V {
-        let (ab, cd) = (each!(add_pairs(a, b)), each!(add_pairs(c, d)));
+        let (ab, cd) = (quarters!(add_pairs(a, b)), quarters!(add_pairs(c, d)));
         each!(vpaddq_f32(ab, cd))
     }
 

@@ -1,0 +1,37 @@
+//! The most memory that another process has had at once.
+
+use std::fs;
+use std::process::Command;
+
+/// Bytes of a process's largest resident set so far; on systems that do not keep it, of the present one. `None` when
+/// the process is gone.
+pub fn peak_bytes(pid: u32) -> Option<u64> {
+    if cfg!(target_os = "linux") {
+        return of_status(&fs::read_to_string(format!("/proc/{pid}/status")).ok()?);
+    }
+    let output = Command::new("ps").args(["-o", "rss=", "-p", &pid.to_string()]).output().ok()?;
+    kibibytes(&String::from_utf8_lossy(&output.stdout))
+}
+
+/// Of proc_pid_status(5).
+fn of_status(text: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    kibibytes(line.trim().strip_suffix("kB")?)
+}
+
+fn kibibytes(text: &str) -> Option<u64> {
+    text.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peak_is_read() {
+        assert_eq!(of_status("Name:\tx\nVmPeak:\t  9 kB\nVmHWM:\t    12 kB\n"), Some(12 << 10));
+        assert_eq!(of_status("Name:\tx\n"), None);
+        assert_eq!(kibibytes(" 18446744073709551615\n"), None);
+        assert!(peak_bytes(std::process::id()).unwrap() > 1 << 20);
+    }
+}

@@ -1,0 +1,298 @@
+//! One run of a matrix: cell after cell, those measured before taken over, what goes wrong noted, all of it written
+//! down at the end.
+
+use std::path::Path;
+
+use mlx_bun::checkpoint::atomic_file::write_bytes_atomically;
+use mlx_bun::record::{Figures, MachineState, Recorded, Table};
+use serde_json::{Map, Value};
+use std::io::Write as _;
+
+use super::args::ReportArgs;
+use super::baseline::{self, Baseline};
+use super::document::{CellResult, Document, Gate, Status};
+use super::figures::{Column, shown};
+use super::store::Store;
+use crate::error::Complaint;
+use crate::exit::ExitStatus;
+use crate::interrupt::Interrupt;
+use crate::output::SCHEMA_VERSION;
+use crate::output_file;
+use crate::printer::Printer;
+
+/// What a matrix allows without `--max-regression`.
+const MAX_REGRESSION: f64 = 0.05;
+
+/// What measuring a cell came to.
+pub enum Measured {
+    /// Numbers.
+    Figures {
+        /// The numbers.
+        figures: Figures,
+        /// What they were made of.
+        samples: Value,
+        /// What is to be known about them.
+        note: Option<String>,
+    },
+    /// The server or the model cannot do it.
+    Unavailable(String),
+    /// The user wants no more.
+    Interrupted,
+}
+
+/// What is said about a run at its end.
+pub struct Ending<'a> {
+    /// Columns of the table.
+    pub columns: &'a [Column],
+    /// Figures that must not become worse.
+    pub guarded: &'a [&'a str],
+}
+
+/// What is measured: names for the records.
+pub struct Subject<'a> {
+    /// `bench-matrix features` and so on.
+    pub verb: &'static str,
+    /// `mlx-bun`, or another server's name.
+    pub stack: &'a str,
+    /// The model's folder, file or name.
+    pub model: &'a str,
+    /// The address of a server that is there already.
+    pub url: Option<&'a str>,
+    /// Flags of the user for the server.
+    pub flags: &'a [String],
+}
+
+/// A run.
+pub struct Session {
+    /// For messages.
+    pub printer: Printer,
+    /// Whether to stop.
+    pub interrupt: Interrupt,
+    /// What was found so far.
+    pub document: Document,
+    store: Store,
+    report: ReportArgs,
+    file_baseline: Option<Baseline>,
+}
+
+impl Session {
+    /// Begins: checks what can be checked before the work, and that the machine is quiet.
+    ///
+    /// # Errors
+    /// A busy machine without `--force`, a baseline that cannot be read, a file that cannot be written.
+    pub fn begin(
+        subject: &Subject,
+        report: &ReportArgs,
+        settings: Map<String, Value>,
+        printer: &Printer,
+    ) -> anyhow::Result<Self> {
+        if let Some(file) = &report.out {
+            output_file::check(file, "report of this verb", is_report)?;
+        }
+        let given = report.baseline.as_deref().map(Path::new).filter(|file| file.exists());
+        let file_baseline = given.map(|file| baseline::read(file, subject.verb)).transpose()?;
+        let store =
+            Store::begin(subject.verb, (subject.stack, subject.model), &settings, subject.flags, printer);
+        let problems = store.problems();
+        if !problems.is_empty() && !report.force {
+            return Err(Complaint::failure("the machine is busy, and its numbers would say little")
+                .further(problems)
+                .hint("wait until it is quiet, or give --force: the rows are marked then")
+                .into());
+        }
+        problems.iter().for_each(|problem| printer.warning(problem));
+        let interrupt = Interrupt::install(printer)?;
+        interrupt.begin();
+        let entry = store.entry();
+        let document = Document {
+            schema_version: SCHEMA_VERSION,
+            verb: subject.verb.to_owned(),
+            started_at: entry.machine_state["at"].as_str().unwrap_or_default().to_owned(),
+            model: subject.model.to_owned(),
+            stack: subject.stack.to_owned(),
+            url: subject.url.map(str::to_owned),
+            commit: entry.commit_sha,
+            build: entry.build,
+            mlx_version: entry.mlx_version,
+            backend: entry.backend,
+            machine_key: entry.machine_key,
+            machine: entry.machine,
+            machine_state: entry.machine_state,
+            settings,
+            cells: Vec::new(),
+            gates: Vec::new(),
+            knee: None,
+            interrupted: false,
+            passed: false,
+        };
+        let (printer, report) = (printer.clone(), report.clone());
+        Ok(Self { printer, interrupt, document, store, report, file_baseline })
+    }
+
+    /// Whether the user wants this cell.
+    pub fn wants(&self, label: &str) -> bool {
+        self.report.cells.is_empty() || self.report.cells.iter().any(|name| name == label)
+    }
+
+    /// Measures a cell, unless it was measured before or is not wanted. Returns whether to go on.
+    pub fn cell<T: Table>(
+        &mut self,
+        label: &str,
+        flags: Vec<String>,
+        row: impl FnOnce(&Self, &Figures) -> T,
+        measure: impl FnOnce(&Self) -> anyhow::Result<Measured>,
+    ) -> bool {
+        if !self.wants(label) {
+            return true;
+        }
+        if self.interrupt.is_set() {
+            self.document.interrupted = true;
+            return false;
+        }
+        if !self.report.redo
+            && let Some(found) = self.store.fresh::<T>(label, &flags)
+        {
+            self.printer.note(&format!("{label}: measured before"));
+            self.document.cells.push(reused(found, flags));
+            return true;
+        }
+        let measured = measure(self);
+        if self.interrupt.is_set() {
+            self.document.interrupted = true;
+            return false;
+        }
+        let mut cell = CellResult {
+            label: label.to_owned(),
+            status: Status::Measured,
+            forced: !self.document.machine_state["ok"].as_bool().unwrap_or(false),
+            measured_at: now(),
+            flags,
+            figures: Figures::default(),
+            samples: Value::Null,
+            note: None,
+        };
+        match measured {
+            Ok(Measured::Figures { figures, samples, note }) => {
+                (cell.figures, cell.samples, cell.note) = (figures, samples, note);
+                if let Some(swap) = too_much_swap() {
+                    cell.forced = true;
+                    let before = cell.note.map(|note| format!("{note}; ")).unwrap_or_default();
+                    cell.note = Some(format!("{before}swap in use rose to {swap:.0} MiB"));
+                }
+                let row = row(self, &cell.figures);
+                self.store.save(&cell, &row);
+            }
+            Ok(Measured::Unavailable(why)) => (cell.status, cell.note) = (Status::Unavailable, Some(why)),
+            Ok(Measured::Interrupted) => {
+                self.document.interrupted = true;
+                return false;
+            }
+            Err(error) => {
+                let why = format!("{error:#}").replace('\n', " ");
+                (cell.status, cell.note) = (Status::Failed, Some(why));
+            }
+        }
+        self.say(&cell);
+        self.document.cells.push(cell);
+        true
+    }
+
+    fn say(&self, cell: &CellResult) {
+        let main = ["aggregate_tps", "ttft_p50_ms", "seconds"];
+        let figures: Vec<String> = main
+            .iter()
+            .filter_map(|name| Some(format!("{name} {}", shown(name, cell.figures.get(name)?))))
+            .collect();
+        let text =
+            if figures.is_empty() { cell.note.clone().unwrap_or_default() } else { figures.join(", ") };
+        self.printer.note(&format!("{}: {text}", cell.label));
+    }
+
+    /// Ends: compares with the baseline, writes the document, and says how the program ends.
+    ///
+    /// # Errors
+    /// No cell of the baseline is here, or nothing can be written.
+    pub fn finish<T: Table>(mut self, ending: &Ending) -> anyhow::Result<ExitStatus> {
+        if let Some(name) = self.report.baseline.clone() {
+            let baseline = match self.file_baseline.take() {
+                Some(baseline) => baseline,
+                None => self.store.of_commit::<T>(&name),
+            };
+            let most = self.report.max_regression.unwrap_or(MAX_REGRESSION);
+            let gates = baseline::compare(&baseline, &self.document.cells, ending.guarded, most);
+            if gates.is_empty() && !self.document.interrupted {
+                return Err(Complaint::failure(format!("the baseline `{name}` has none of the cells measured here"))
+                    .hint("it is a file that --out wrote, or a commit that was measured on this machine with the same settings")
+                    .into());
+            }
+            self.document.gates.extend(gates);
+        }
+        self.document.conclude();
+        let json = serde_json::to_string(&self.document)?;
+        let markdown = self.document.markdown(ending.columns);
+        if let Some(file) = &self.report.out {
+            let is_json = file.extension().is_some_and(|extension| extension == "json");
+            let text = if is_json { format!("{json}\n") } else { markdown.clone() };
+            write_bytes_atomically(file, text.as_bytes())?;
+        }
+        let mut stdout = self.printer.stdout();
+        match self.report.json {
+            true => writeln!(stdout, "{json}")?,
+            false => stdout.write_all(markdown.as_bytes())?,
+        }
+        stdout.flush()?;
+        if self.document.interrupted {
+            return Ok(ExitStatus::Interrupted);
+        }
+        self.document.failures().iter().for_each(|failure| self.printer.error(failure));
+        Ok(if self.document.passed { ExitStatus::Success } else { ExitStatus::Failure })
+    }
+
+    /// Adds a condition.
+    pub fn gate(&mut self, gate: Gate) {
+        self.document.gates.push(gate);
+    }
+
+    /// Checks the names of `--cells`.
+    ///
+    /// # Errors
+    /// One is unknown.
+    pub fn check_names(report: &ReportArgs, known: &[String]) -> Result<(), Complaint> {
+        match report.cells.iter().find(|name| !known.contains(name)) {
+            Some(name) => Err(Complaint::usage(format!("`--cells {name}`: there is no such cell"))
+                .hint(format!("the cells are {}", known.join(", ")))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Swap in use beyond what may be while something is measured, in MiB.
+fn too_much_swap() -> Option<f64> {
+    let state = MachineState::probe();
+    state.swap_mb.filter(|swap| *swap > state.most_swap_meanwhile())
+}
+
+fn reused<T: Table>(found: Recorded<T>, flags: Vec<String>) -> CellResult {
+    let entry = found.entry;
+    CellResult {
+        label: entry.label,
+        status: Status::Reused,
+        forced: entry.forced,
+        measured_at: entry.ts,
+        flags,
+        figures: entry.figures,
+        samples: entry.samples,
+        note: entry.notes,
+    }
+}
+
+fn now() -> i64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// Whether a file begins as ours do.
+fn is_report(file: &Path) -> bool {
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    text.is_empty() || text.starts_with("# bench-matrix") || text.starts_with("{\"schema_version\"")
+}

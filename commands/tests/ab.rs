@@ -1,0 +1,182 @@
+//! `mlx-bun ab` on commands whose times are known, and on settings of a tiny model.
+
+#![allow(clippy::unwrap_used)] // clippy counts helpers outside of test functions as production code
+
+mod support;
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+use support::mlx_bun;
+use support::server::checkpoint;
+use tempfile::TempDir;
+
+fn ab(home: &TempDir, arguments: &[&str]) -> Command {
+    let mut command = mlx_bun(&["--no-progress", "-q", "ab"]);
+    command.args(arguments).env("HOME", home.path());
+    command
+}
+
+fn outcome(command: &mut Command) -> (i32, String, String) {
+    let output = command.output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+fn result(command: &mut Command, code: i32) -> Value {
+    let (status, out, err) = outcome(command.arg("--json"));
+    assert_eq!(status, code, "{out}{err}");
+    serde_json::from_str(&out).unwrap()
+}
+
+/// With the JSON flag in front of `--`.
+fn levers(home: &TempDir, a: &str, b: &str, more: &[&str], code: i32) -> Value {
+    let model = checkpoint("llama-4bit");
+    let mut command = ab(home, &["--json", "--a", a, "--b", b]);
+    command.args(more).args([
+        "--",
+        "generate",
+        "--model",
+        &model,
+        "--threads",
+        "1",
+        "-m",
+        "8",
+        "hello there",
+    ]);
+    let (status, out, err) = outcome(&mut command);
+    assert_eq!(status, code, "{out}{err}");
+    serde_json::from_str(&out).unwrap()
+}
+
+#[test]
+fn a_slower_command_loses_and_a_faster_one_wins() {
+    let home = tempfile::tempdir().unwrap();
+    let limits = ["--max-pairs", "8", "--warmup", "0"];
+    let mut slower = ab(&home, &["--command-a", "sleep 0.01", "--command-b", "sleep 0.2"]);
+    let lost = result(slower.args(limits), 1);
+    assert_eq!((lost["verdict"].as_str(), lost["pairs"].as_u64()), (Some("lose"), Some(8)));
+    assert!(lost["ratio"].as_f64().unwrap() > 2.0 && lost["interval"][0].as_f64().unwrap() > 1.0);
+    let mut faster = ab(&home, &["--command-a", "sleep 0.2", "--command-b", "sleep 0.01"]);
+    let won = result(faster.args(limits), 0);
+    assert_eq!(won["verdict"], "win");
+    assert_eq!(won["output"]["same"], true);
+    let (_, text, _) = outcome(
+        ab(&home, &["--command-a", "echo a", "--command-b", "echo b", "--max-pairs", "2"])
+            .args(["--gate", "same"]),
+    );
+    assert!(text.contains("Output: B differs from A\nGate same: does NOT hold\n"), "{text}");
+    // Recorded, with its verdict.
+    let database = home.path().join(".cache/mlx-bun/evals.sqlite");
+    assert!(database.is_file());
+}
+
+#[test]
+fn a_delay_at_each_step_loses_and_says_the_same() {
+    let home = tempfile::tempdir().unwrap();
+    let lost =
+        levers(&home, "", "MLX_BUN_DEBUG_STEP_DELAY_MS=60", &["--max-pairs", "8", "--gate", "same"], 1);
+    assert_eq!((lost["verdict"].as_str(), lost["output"]["same"].as_bool()), (Some("lose"), Some(true)));
+    assert_eq!(lost["a"]["output"]["tokens"], 8);
+    assert_eq!(lost["a"]["output"]["finish_reason"], "length");
+    assert_eq!(lost["b"]["environment"]["MLX_BUN_DEBUG_STEP_DELAY_MS"], "60");
+    let figure = ["--max-pairs", "2", "--figure", "decode_tps"];
+    let tokens = levers(&home, "", "MLX_BUN_DEBUG_STEP_DELAY_MS=60", &figure, 0);
+    assert_eq!(
+        (tokens["higher_is_better"].as_bool(), tokens["verdict"].as_str()),
+        (Some(true), Some("no-difference"))
+    );
+    assert!(tokens["ratio"].as_f64().unwrap() < 1.0);
+}
+
+#[test]
+fn quality_gates_measure_both_settings() {
+    let home = tempfile::tempdir().unwrap();
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/perplexity.jsonl");
+    let data = data.to_str().unwrap();
+    let text = [
+        "--gate-data",
+        data,
+        "--gate-samples",
+        "2",
+        "--gate-length",
+        "48",
+        "--max-pairs",
+        "1",
+        "--warmup",
+        "0",
+    ];
+    let gate = |gate: &'static str| [&["--gate", gate][..], &text].concat();
+    let kept = levers(&home, "", "--prefill-step-size 16", &gate("kl<1e-4,ppl<1%"), 0);
+    assert_eq!(kept["gates"][0]["holds"], true);
+    assert!(kept["quality"]["kl"].as_f64().unwrap() < 1e-4);
+    let packed = levers(&home, "", "--kv-quant 4 --kv-group-size 32", &gate("kl<1e-9"), 1);
+    assert_eq!(packed["gates"][0]["holds"], false);
+    assert!(packed["quality"]["kl"].as_f64().unwrap() > 1e-9);
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_and_what_fails_says_why() {
+    let home = tempfile::tempdir().unwrap();
+    for (arguments, code, message) in [
+        (&["--", "generate", "x"][..], 2, "error: nothing tells A from B\n"),
+        (&["--a", "", "--b", "--l1"], 2, "error: there is no command to compare\n"),
+        (&["--a", "'", "--b", "", "--", "generate", "x"], 2, "error: `--a '` has a ' that is not closed\n"),
+        (
+            &["--a", "", "--b", "", "--gate", "kl>1", "--", "generate", "x"],
+            2,
+            "error: `--gate`: `kl>1` is no condition",
+        ),
+        (
+            &["--command-a", "true", "--command-b", "true", "--gate", "kl<1"],
+            2,
+            "error: `--gate` can measure `kl`",
+        ),
+        (
+            &["--command-a", "false", "--command-b", "true"],
+            1,
+            "error: `false`: it said nothing (exit status: 1)\n",
+        ),
+        (
+            &["--command-a", "true", "--command-b", "true", "--figure", "ttft"],
+            1,
+            "error: `true`: the command printed no JSON",
+        ),
+    ] {
+        let (status, out, err) = outcome(&mut ab(&home, arguments));
+        assert_eq!((status, out.as_str()), (code, ""), "{arguments:?}: {err}");
+        assert!(err.starts_with(message), "{arguments:?}: {err}");
+    }
+}
+
+#[test]
+fn levers_are_listed() {
+    let home = tempfile::tempdir().unwrap();
+    let (status, table, _) = outcome(&mut ab(&home, &["levers"]));
+    assert_eq!(status, 0);
+    assert!(
+        table.lines().any(|line| line.starts_with("cpu-precision") && line.contains("MLX_BUN_CPU_PRECISION"))
+    );
+    let listed = result(&mut ab(&home, &["levers"]), 0);
+    assert!(listed["levers"].as_array().unwrap().len() > 10);
+}
+
+/// Minutes on a quiet machine: `cargo test --workspace --test ab -- --ignored`.
+#[test]
+#[ignore = "takes minutes"]
+fn twenty_comparisons_of_a_setting_with_itself_give_at_most_one_false_verdict() {
+    let home = tempfile::tempdir().unwrap();
+    let verdicts: Vec<String> = (0..20)
+        .map(|_| {
+            let model = checkpoint("llama-4bit");
+            let mut command = ab(&home, &["--json", "--a", "", "--b", "", "--max-pairs", "16"]);
+            command.args(["--", "generate", "--model", &model, "--threads", "1", "-m", "64", "hello there"]);
+            let (_, out, err) = outcome(&mut command);
+            let result: Value = serde_json::from_str(&out).unwrap_or_else(|_| panic!("{out}{err}"));
+            result["verdict"].as_str().unwrap().to_owned()
+        })
+        .collect();
+    let wrong = verdicts.iter().filter(|verdict| *verdict != "no-difference").count();
+    assert!(wrong <= 1, "{verdicts:?}");
+}
