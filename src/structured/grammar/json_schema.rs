@@ -75,6 +75,39 @@ pub(super) fn prepare(
     Ok(schema)
 }
 
+/// Remarks, which restrict nothing.
+const REMARKS: [&str; 13] = [
+    "title",
+    "description",
+    "default",
+    "examples",
+    "deprecated",
+    "readOnly",
+    "writeOnly",
+    "$comment",
+    "$id",
+    "id",
+    "$anchor",
+    "$dynamicAnchor",
+    "$vocabulary",
+];
+
+/// Refuses an object without any keyword, which would allow everything: a schema in somebody's envelope, say.
+pub(super) fn check_keywords(schema: &Map<String, Value>) -> Result<(), GrammarError> {
+    if schema.is_empty() || schema.keys().any(|key| is_keyword(key)) {
+        return Ok(());
+    }
+    let keys: Vec<&str> = schema.keys().take(3).map(String::as_str).collect();
+    let problem =
+        format!("`#` has no keyword of JSON schema, but {}; is the schema inside?", keys.join(", "));
+    Err(GrammarError::Invalid(problem))
+}
+
+fn is_keyword(key: &str) -> bool {
+    let lists: [&[&str]; 5] = [&ONE, &LIST, &NAMED, &PLAIN, &REMARKS];
+    lists.iter().any(|list| list.contains(&key)) || REFUSED.iter().any(|(keyword, _)| *keyword == key)
+}
+
 struct Walk {
     strict: bool,
     nesting: usize,
