@@ -4,7 +4,7 @@
 
 mod support;
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::process::Stdio;
 use std::time::Duration;
@@ -128,8 +128,15 @@ fn a_standard_error_that_nobody_reads_stops_nothing() {
 /// What a server that cannot start says, with its exit code.
 fn refused(flags: &[&str]) -> (Option<i32>, String) {
     let model = checkpoint("llama-f32");
-    let output = mlx_bun(&[&["serve", "--port", "0", "--model", &model], flags].concat()).output().unwrap();
-    assert!(output.stdout.is_empty(), "it has started");
+    let mut command = mlx_bun(&[&["serve", "--port", "0", "--model", &model], flags].concat());
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    if !line.is_empty() {
+        child.kill().unwrap();
+    }
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(line, "", "{flags:?}: it has started");
     (output.status.code(), String::from_utf8(output.stderr).unwrap())
 }
 

@@ -92,9 +92,11 @@ const REMARKS: [&str; 13] = [
     "$vocabulary",
 ];
 
-/// Refuses an object without any keyword, which would allow everything: a schema in somebody's envelope, say.
+/// Refuses an object of names that restrict nothing and are no remarks either, which would allow everything: a schema in
+/// somebody's envelope, say.
 pub(super) fn check_keywords(schema: &Map<String, Value>) -> Result<(), GrammarError> {
-    if schema.is_empty() || schema.keys().any(|key| is_keyword(key)) {
+    let is_remark = |key: &String| REMARKS.contains(&key.as_str());
+    if schema.keys().any(|key| restricts(key)) || schema.keys().all(is_remark) {
         return Ok(());
     }
     let keys: Vec<&str> = schema.keys().take(3).map(String::as_str).collect();
@@ -103,9 +105,11 @@ pub(super) fn check_keywords(schema: &Map<String, Value>) -> Result<(), GrammarE
     Err(GrammarError::Invalid(problem))
 }
 
-fn is_keyword(key: &str) -> bool {
-    let lists: [&[&str]; 5] = [&ONE, &LIST, &NAMED, &PLAIN, &REMARKS];
-    lists.iter().any(|list| list.contains(&key)) || REFUSED.iter().any(|(keyword, _)| *keyword == key)
+fn restricts(key: &str) -> bool {
+    let lists: [&[&str]; 4] = [&ONE, &LIST, &NAMED, &PLAIN];
+    key == "format"
+        || lists.iter().any(|list| list.contains(&key))
+        || REFUSED.iter().any(|(keyword, _)| *keyword == key)
 }
 
 struct Walk {

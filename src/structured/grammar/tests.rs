@@ -129,7 +129,10 @@ fn what_cannot_be_enforced_is_named() {
         "uniqueItems": false, "x-guidance": {"lenient": true}}));
     assert!(accepts(&compiler(), &remarks, "7"));
     // It would allow everything.
-    for envelope in [json!({"name": "n", "schema": {"type": "null"}}), json!({"jsn": {"type": "null"}})] {
+    for envelope in [
+        json!({"name": "n", "description": "d", "schema": {"type": "null"}}),
+        json!({"jsn": {"type": "null"}}),
+    ] {
         assert!(refusal(&schema(envelope.clone())).contains("no keyword of JSON schema"), "{envelope}");
     }
     let tools =
