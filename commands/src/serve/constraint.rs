@@ -36,7 +36,10 @@ pub fn read(fields: &Fields) -> Result<Option<Constraint>, ApiError> {
 /// A field is wrong, or two fields ask for different things.
 pub fn with(fields: &Fields, name: &str, format: Option<Constraint>) -> Result<Option<Constraint>, ApiError> {
     for (foreign, ours) in FOREIGN {
-        fields.refuse(foreign, &format!("is not known here; use `{ours}`"))?;
+        // Some clients send all fields, and those that they do not use as empty texts.
+        if fields.get(foreign).is_some_and(|value| value != "") {
+            return Err(fields.wrong(foreign, format!("is not known here; use `{ours}`")));
+        }
     }
     let found = [
         (name, format),
@@ -362,6 +365,7 @@ mod tests {
             ),
             (json!({"grammar": "root ::= \"a\""}), "use `guided_grammar`"),
             (json!({"json_schema": schema}), "use `guided_json`"),
+            (json!({"grammar": ""}), "is taken"),
             (json!({"guided_whitespace_pattern": " "}), "`guided_whitespace_pattern`"),
         ] {
             let said = message(body.clone());
