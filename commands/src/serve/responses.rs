@@ -450,7 +450,7 @@ mod tests {
         for cut in 1..text.len() {
             let pieces = [&text[..cut], &text[cut..]];
             let events = encoded(&pieces, FinishReason::Stop, &mut ResponsesEncoder::new(record()));
-            let last = events.lines().filter_map(|line| line.strip_prefix("data: ")).last().unwrap();
+            let last = events.lines().filter_map(|line| line.strip_prefix("data: ")).next_back().unwrap();
             let last: Value = serde_json::from_str(last).unwrap();
             let items = last["response"]["output"].as_array().unwrap();
             let kinds: Vec<_> = items.iter().map(|item| item["type"].as_str().unwrap()).collect();
