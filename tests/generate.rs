@@ -12,6 +12,7 @@ use mlx_bun::generate::step::{ControlFlow, KvQuantization, StepError, StepOption
 use mlx_bun::generate::stream::{FinishReason, StreamError, StreamOptions, TextGenerator};
 use mlx_bun::mlx::{Array, Dtype};
 use mlx_bun::models::{self, Model};
+use mlx_bun::sampling::{Penalty, PenaltyParams};
 use mlx_bun::tokenizer::Tokenizer;
 
 fn fixture(name: &str) -> PathBuf {
@@ -217,6 +218,21 @@ fn nan_weights_are_an_error() {
     let mut caches = make_prompt_cache(model.layer_kinds(), None);
     let mut generator = TokenGenerator::new(&*model, &mut caches, &prompt(3), &options(4)).unwrap();
     assert!(matches!(generator.next(), Err(StepError::NanLogits)));
+}
+
+/// The weights are not to blame for what a request does to the logits.
+#[test]
+fn penalties_that_leave_no_numbers_are_named() {
+    let model = model("llama-f32");
+    let mut caches = make_prompt_cache(model.layer_kinds(), None);
+    let penalties = PenaltyParams {
+        repetition: Some(Penalty { value: 1e-38, context_size: 0 }),
+        ..PenaltyParams::default()
+    };
+    let prompt: Vec<u32> = (0..model.vocab_size() as u32).collect();
+    let options = StepOptions { penalties, ..options(4) };
+    let mut generator = TokenGenerator::new(&*model, &mut caches, &prompt, &options).unwrap();
+    assert!(matches!(generator.next(), Err(StepError::NanPenalties)));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // a test may panic
 
 use mlx_bun::mlx::random::RandomState;
-use mlx_bun::mlx::{Array, Result};
+use mlx_bun::mlx::{Array, Dtype, Result};
 use mlx_bun::sampling::{
     Hlg, HlgBase, LogitsProcessors, MinP, Penalty, PenaltyParams, Sampler, SamplingParams, Xtc,
 };
@@ -68,6 +68,29 @@ fn greedy_draws_nothing() {
     let before = rng.key().to_vec::<u32>().unwrap();
     assert_eq!(draws(&SamplingParams::default(), &mut rng), [3; 12]);
     assert_eq!(rng.key().to_vec::<u32>().unwrap(), before);
+}
+
+/// `1 / temperature` beyond the logits' type made all candidates equal, at minus infinity.
+#[test]
+fn temperatures_too_low_to_draw_with_are_greedy() {
+    for temperature in [1e-300, 1e-46, 1e-40, 1e-38, 1e-37, 1e-36, 1e-30, 1e-6] {
+        for hlg in [None, Some(Hlg::default()), Some(Hlg { pivot_offset: 100.0, ..Hlg::default() })] {
+            let params = SamplingParams { temperature, hlg, ..SamplingParams::default() };
+            assert_eq!(draws(&params, &mut seeded(7)), [3; 12], "{params:?}");
+        }
+    }
+    let half = logprobs().unwrap().astype(Dtype::Float16).unwrap();
+    for temperature in [1e-4, 1e-5, 1e-7, 1e-40] {
+        let params = SamplingParams { temperature, ..SamplingParams::default() };
+        let sampler = Sampler::new(&params, 8).unwrap();
+        for seed in 0..8 {
+            assert_eq!(
+                sampler.sample(&half, &mut seeded(seed)).unwrap().item_u32().unwrap(),
+                3,
+                "{temperature}"
+            );
+        }
+    }
 }
 
 #[test]

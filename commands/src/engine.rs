@@ -25,6 +25,16 @@ pub fn message(role: &str, content: impl Into<String>) -> Message {
     Message::from_iter([("role".to_owned(), Value::from(role)), ("content".to_owned(), Value::from(content))])
 }
 
+/// Bytes of the texts in a value.
+pub fn text_bytes(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(values) => values.iter().map(text_bytes).sum(),
+        Value::Object(fields) => fields.values().map(text_bytes).sum(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+    }
+}
+
 /// What to load, and how to run it.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
@@ -66,17 +76,9 @@ pub enum Prompt {
 impl Prompt {
     /// Bytes of text in it.
     pub fn text_bytes(&self) -> usize {
-        fn of(value: &Value) -> usize {
-            match value {
-                Value::String(text) => text.len(),
-                Value::Array(values) => values.iter().map(of).sum(),
-                Value::Object(fields) => fields.values().map(of).sum(),
-                Value::Null | Value::Bool(_) | Value::Number(_) => 0,
-            }
-        }
         match self {
             Self::Raw(text) => text.len(),
-            Self::Chat { messages, .. } => messages.iter().flat_map(Map::values).map(of).sum(),
+            Self::Chat { messages, .. } => messages.iter().flat_map(Map::values).map(text_bytes).sum(),
         }
     }
 }

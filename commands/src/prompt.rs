@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use mlx_bun::tokenizer::Tokenizer;
 use mlx_bun::tokenizer::chat_template::{
-    ChatTemplates, Limits, RenderRequest, flatten_text_content, parse_tool_arguments,
+    ChatTemplates, Limits, RenderRequest, TemplateError, flatten_text_content, parse_tool_arguments,
 };
 use serde_json::{Map, Value};
 
@@ -50,6 +50,19 @@ impl Renderer {
         let mut variables = options.variables.clone();
         variables.entry("enable_thinking").or_insert_with(|| Value::Bool(tokenizer.has_thinking()));
         Self { templates, special_tokens, variables }
+    }
+
+    /// Whether all templates can be read, which is otherwise known when the first conversation comes.
+    ///
+    /// # Errors
+    /// What is wrong with one.
+    pub fn check(&self) -> Result<(), TemplateError> {
+        if self.templates.is_empty() {
+            return Ok(());
+        }
+        [false, true]
+            .into_iter()
+            .try_for_each(|with_tools| self.templates.select(None, with_tools).map(|_| ()))
     }
 
     /// The source of the template that conversations with tools are rendered with; `None` without a template.

@@ -50,7 +50,8 @@ fn refusal(error: StreamError) -> anyhow::Error {
             StepError::Range(_)
             | StepError::KvGroup { .. }
             | StepError::BiasedToken { .. }
-            | StepError::PrefillStep,
+            | StepError::PrefillStep
+            | StepError::NanPenalties,
         )
         | StreamError::Stop(_)
         | StreamError::NoTokens => Complaint::usage(error.to_string()).into(),

@@ -131,7 +131,7 @@ fn short_help_of_generate_is_for_newcomers() {
 
     Penalties:
           --repetition-penalty <X>  Make tokens already seen less likely by this factor; 1 changes
-                                    nothing [range: 0 to 100]
+                                    nothing [range: 0, or 0.01 to 100]
 
     Stopping:
           --stop <TEXT>     Stop before this text; can be given several times

@@ -174,6 +174,9 @@ fn j1_j2_j5_what_cannot_be_enforced_is_a_400_and_the_server_lives() {
         lenient.post("/v1/chat/completions", &with(chat("Hello", 2), json!({"guided_regex": "(?=a)b"})));
     assert_eq!(reply.status, 200);
     assert!(reply.header("warning").unwrap().starts_with("grammar not enforced: "));
+    let firm = json!({"structured_outputs": {"regex": "(?=a)b", "disable_fallback": true}});
+    let refused = lenient.post("/v1/chat/completions", &with(chat("Hello", 2), firm));
+    assert_eq!((refused.status, &refused.json()["error"]["code"]), (400, &json!("constraint_not_supported")));
 }
 
 #[test]

@@ -129,7 +129,11 @@ fn responses_remember() {
         .events();
     assert_eq!(events[0].0.as_deref(), Some("response.created"));
     let last = events.last().unwrap();
-    assert_eq!(last.0.as_deref(), Some("response.completed"));
+    assert_eq!(last.0.as_deref(), Some("response.incomplete"));
+    assert_eq!(
+        (&last.1["response"]["status"], &last.1["response"]["output"][0]["status"]),
+        (&json!("incomplete"), &json!("incomplete"))
+    );
     let numbers: Vec<_> =
         events.iter().map(|(_, event)| event["sequence_number"].as_u64().unwrap()).collect();
     assert_eq!(numbers, (0..events.len() as u64).collect::<Vec<_>>());
@@ -189,4 +193,9 @@ fn tokens_and_texts() {
     assert!(chat["count"].as_u64().unwrap() > 3);
     assert_eq!(server.post("/tokenize", &json!({})).status, 400);
     assert_eq!(server.post("/detokenize", &json!({"tokens": [-1]})).status, 400);
+    let unknown = server.post("/detokenize", &json!({"tokens": [1, 99_999]}));
+    assert_eq!(
+        (unknown.status, unknown.error().as_str()),
+        (400, "`tokens` has 99999, which is outside the vocabulary")
+    );
 }

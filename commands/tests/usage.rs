@@ -112,7 +112,7 @@ fn values_out_of_range_are_told_the_range() {
     error: invalid value '0.6' for '--xtc-threshold <P>': must be in [0, 0.5]
     error: invalid value '0' for '--max-tokens <N>': must be in [1, 10000000], or -1 for no limit
     error: invalid value '10000001' for '--max-tokens <N>': must be in [1, 10000000], or -1 for no limit
-    error: invalid value '-1' for '--repetition-penalty <X>': must be in [0, 100]
+    error: invalid value '-1' for '--repetition-penalty <X>': must be 0 or in [0.01, 100]
     error: invalid value '-101' for '--presence-penalty <X>': must be in [-100, 100]
     error: invalid value '-1' for '--repetition-context-size <N>': must be in [0, 10000000]
     error: invalid value '5' for '--logit-bias <ID=VALUE>': must be ID=VALUE or a JSON object

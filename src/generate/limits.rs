@@ -64,7 +64,12 @@ impl Limits {
         }
     }
 
-    fn check_kv_group(&self, group_size: u32) -> Result<(), StepError> {
+    /// Refuses a packed cache whose groups do not divide the model's heads.
+    ///
+    /// # Errors
+    /// [`StepError::KvGroup`].
+    pub fn check_kv(&self, quantization: Option<KvQuantization>) -> Result<(), StepError> {
+        let Some(KvQuantization { group_size, .. }) = quantization else { return Ok(()) };
         let head_dim = self.head_dim;
         if group_size > 0 && i64::from(head_dim) % i64::from(group_size) == 0 {
             return Ok(());
@@ -95,10 +100,7 @@ impl StepOptions {
         if self.prefill_step_size == 0 {
             return Err(StepError::PrefillStep);
         }
-        match self.kv_quantization {
-            Some(KvQuantization { group_size, .. }) => limits.check_kv_group(group_size),
-            None => Ok(()),
-        }
+        limits.check_kv(self.kv_quantization)
     }
 }
 

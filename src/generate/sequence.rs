@@ -208,14 +208,20 @@ impl Sequence {
         Ok(())
     }
 
+    fn nan(&self) -> StepError {
+        if self.processors.is_some() { StepError::NanPenalties } else { StepError::NanLogits }
+    }
+
     /// Reads the token of a step and tells the grammar.
     fn accept(&mut self, token: &Array, logprobs: Array) -> Result<Step, StepError> {
         let id = token.item_u32()?;
         if usize::try_from(id).is_ok_and(|id| id >= self.vocab_size) {
-            return Err(StepError::NanLogits);
+            return Err(self.nan());
         }
-        if self.generated == 0 && logprobs.isnan()?.any()?.to_vec::<bool>()? == [true] {
-            return Err(StepError::NanLogits);
+        // Of penalties within their ranges only those can leave float16 that add up over a reply.
+        let piles_up = self.processors.is_some() && logprobs.dtype() == Dtype::Float16;
+        if (self.generated == 0 || piles_up) && logprobs.isnan()?.any()?.to_vec::<bool>()? == [true] {
+            return Err(self.nan());
         }
         if self.generated.is_multiple_of(CLEAR_CACHE_EVERY) {
             memory::clear_cache()?;

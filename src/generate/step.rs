@@ -108,6 +108,9 @@ pub enum StepError {
     /// Logits that are not numbers.
     #[error("the model's logits are NaN; its weights or its quantization are broken")]
     NanLogits,
+    /// Logits that stopped being numbers under the request's penalties.
+    #[error("the logits are NaN after the request's penalties and logit_bias; make them milder")]
+    NanPenalties,
 }
 
 /// Called with prompt tokens done and in total; `Break` stops the prefill. On a CPU it is also called between the

@@ -2,7 +2,7 @@
 
 use super::{Hlg, MinP, RangeError, Xtc, hlg, min_p, require, top_k, top_p, xtc};
 use crate::mlx::random::{RandomState, categorical, split};
-use crate::mlx::{Array, Compiled, Result, cpu_ops};
+use crate::mlx::{Array, Compiled, Dtype, Result, cpu_ops};
 
 /// How to choose among log-probabilities. The default is greedy.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -55,14 +55,17 @@ pub struct Sampler {
 impl Sampler {
     /// Builds the chain for a vocabulary of `vocab_size` entries.
     pub fn new(params: &SamplingParams, vocab_size: i32) -> Result<Self> {
-        if params.temperature == 0.0 {
+        let inverse = (1.0 / params.temperature) as f32;
+        if params.temperature == 0.0 || is_greedy(inverse, Dtype::Float32, LOWEST) {
             return Ok(Self { filters: Vec::new(), draw: None });
         }
-        let inverse = (1.0 / params.temperature) as f32;
         if let Some(curve) = params.hlg {
             let draw = Compiled::new(
                 move |inputs| {
                     let (state, key) = split(&inputs[1])?;
+                    if is_greedy(inverse, inputs[0].dtype(), CURVE) {
+                        return Ok(vec![inputs[0].argmax(-1)?, state]);
+                    }
                     Ok(vec![categorical(&hlg::apply(&inputs[0], curve, inverse)?, &key)?, state])
                 },
                 false,
@@ -85,6 +88,9 @@ impl Sampler {
         let draw = Compiled::new(
             move |inputs| {
                 let (state, key) = split(&inputs[1])?;
+                if is_greedy(inverse, inputs[0].dtype(), LOWEST) {
+                    return Ok(vec![inputs[0].argmax(-1)?, state]);
+                }
                 Ok(vec![categorical(&inputs[0].multiply_scalar(inverse)?, &key)?, state])
             },
             false,
@@ -109,6 +115,17 @@ impl Sampler {
         }
         call_drawing(draw, &logprobs, rng)
     }
+}
+
+/// The likeliest of `V` tokens has at least the log-probability `-ln V`, which is above this for any vocabulary.
+const LOWEST: f32 = 16.0;
+/// What the tone curve makes of log-probabilities stays within this for any of its parameters.
+const CURVE: f32 = 128.0;
+
+/// Whether `1 / temperature` is so large that scores of this reach would leave the logits' type: then all candidates, the
+/// likeliest too, would become infinite and the draw blind. The limit of low temperatures is the arg-max.
+fn is_greedy(inverse: f32, dtype: Dtype, reach: f32) -> bool {
+    inverse >= -dtype.finite_min() / reach
 }
 
 /// Calls a function of (input, key) that returns (output, next key), as `mx.compile` threads the random state.

@@ -17,7 +17,7 @@ use super::stats::{EngineStats, PromptCacheStats};
 use super::worker;
 use crate::checkpoint::GenerationConfig;
 use crate::generate::limits::Limits;
-use crate::generate::step::{KvQuantization, PREFILL_STEP_SIZE};
+use crate::generate::step::{KvQuantization, PREFILL_STEP_SIZE, StepError};
 use crate::generate::stream::StreamError;
 use crate::load::LoadedModel;
 use crate::lora::Adapter;
@@ -103,6 +103,21 @@ pub enum StartError<E: std::error::Error + 'static> {
         /// The budget.
         budget: usize,
     },
+    /// The budget holds no request at all.
+    #[error(
+        "the shortest request needs {needed} bytes of KV cache, the {name} leaves {budget} for it; raise it"
+    )]
+    KvBudget {
+        /// Bytes for a prompt of one token and a reply of one.
+        needed: usize,
+        /// Which budget.
+        name: &'static str,
+        /// What is left.
+        budget: usize,
+    },
+    /// Options that no request to this model could be computed with.
+    #[error(transparent)]
+    Options(StepError),
 }
 
 /// What the handle and the thread share.
@@ -352,6 +367,7 @@ fn prepare<E: std::error::Error + 'static>(
 ) -> Result<Prepared, StartError<E>> {
     let LoadedModel { model, tokenizer, chat_templates, generation_config, weight_bytes } = loaded;
     let limits = Limits::of(&*model);
+    limits.check_kv(options.kv_quantization).map_err(StartError::Options)?;
     let kv_cost = KvCost::of(&*model, options.max_kv_size, options.kv_quantization);
     let kv_cost = kv_cost.map_err(StartError::Mlx)?;
     let mut kv_budget = options.kv_budget;
@@ -363,6 +379,11 @@ fn prepare<E: std::error::Error + 'static>(
         };
         kv_budget = Some(kv_budget.map_or(usable, |budget| budget.min(usable)));
         most_tokens = Some(kv_cost.tokens(usable, limits.context.unwrap_or(i32::MAX as usize)));
+    }
+    let needed = kv_cost.bytes(2);
+    if let Some(budget) = kv_budget.filter(|&budget| budget < needed) {
+        let name = if options.kv_budget == Some(budget) { "KV budget" } else { "memory budget" };
+        return Err(StartError::KvBudget { needed, name, budget });
     }
     let parts = ModelParts {
         tokenizer: Arc::new(tokenizer),

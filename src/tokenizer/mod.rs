@@ -1,5 +1,6 @@
 //! Text to token ids and back: Hugging Face tokenizers with what mlx-lm and transformers put around them.
 
+mod bound;
 pub mod chat_template;
 mod class;
 mod decoder;
@@ -16,6 +17,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+pub use bound::TextBound;
 use decoder::Pipeline;
 pub use detokenizer::Detokenizer;
 pub use error::TokenizerError;

@@ -77,6 +77,20 @@ fn a_memory_budget_cuts_and_refuses() {
     assert!(matches!(error, StartError::MemoryBudget { .. }), "{error}");
 }
 
+/// An engine that would refuse every request does not start.
+#[test]
+fn options_that_no_request_can_be_computed_with_are_refused_at_the_start() {
+    let start = |options| Engine::start(options, || loaded("llama-f32", Kernels::Ours)).unwrap_err();
+    let error = start(EngineOptions { kv_budget: Some(2 * TOKEN - 1), ..plain(2) });
+    assert!(matches!(error, StartError::KvBudget { name: "KV budget", .. }), "{error}");
+    let weights = loaded("llama-f32", Kernels::Ours).unwrap().weight_bytes as usize;
+    let error = start(EngineOptions { memory_budget: Some(weights + 1), ..plain(2) });
+    assert!(matches!(error, StartError::KvBudget { name: "memory budget", .. }), "{error}");
+    let packed = KvQuantization { bits: 8, group_size: 64, start: 0 };
+    let error = start(EngineOptions { kv_quantization: Some(packed), ..plain(2) });
+    assert!(error.to_string().contains("needs a head dimension that it divides"), "{error}");
+}
+
 #[test]
 fn a_request_without_a_limit_ends_with_the_context() {
     let engine = engine("llama-f32", Kernels::Ours, plain(2));

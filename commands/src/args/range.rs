@@ -8,10 +8,12 @@ use std::str::FromStr;
 pub struct Range<T> {
     low: T,
     high: T,
+    /// Whether 0 counts too: it turns the option off.
+    or_zero: bool,
 }
 
 /// A number type an option can have.
-pub trait Number: Copy + PartialOrd + Display + FromStr + Send + Sync + 'static {
+pub trait Number: Copy + Default + PartialOrd + Display + FromStr + Send + Sync + 'static {
     /// What a text that does not parse should have been.
     const KIND: &'static str;
 }
@@ -34,7 +36,16 @@ impl Number for usize {
 
 impl<T: Number> Range<T> {
     const fn new(low: T, high: T) -> Self {
-        Self { low, high }
+        Self { low, high, or_zero: false }
+    }
+
+    const fn or_zero(self) -> Self {
+        Self { or_zero: true, ..self }
+    }
+
+    fn shown(self) -> String {
+        let zero = if self.or_zero { "0 or " } else { "" };
+        format!("{zero}in [{}, {}]", self.low, self.high)
     }
 
     /// The value, if it lies inside.
@@ -42,21 +53,22 @@ impl<T: Number> Range<T> {
     /// # Errors
     /// What it should have been: ``must be in [0, 5]``.
     pub fn check(self, value: T) -> Result<T, String> {
-        if value >= self.low && value <= self.high {
+        if value >= self.low && value <= self.high || self.or_zero && value == T::default() {
             Ok(value)
         } else {
-            Err(format!("must be in [{}, {}]", self.low, self.high))
+            Err(format!("must be {}", self.shown()))
         }
     }
 
     /// A flag's help, with the range at its end.
     pub fn help(self, text: &str) -> String {
-        format!("{text} [range: {} to {}]", self.low, self.high)
+        let zero = if self.or_zero { "0, or " } else { "" };
+        format!("{text} [range: {zero}{} to {}]", self.low, self.high)
     }
 
     /// What something that is no such number should have been.
     pub fn expected(self) -> String {
-        format!("must be {} in [{}, {}]", T::KIND, self.low, self.high)
+        format!("must be {} {}", T::KIND, self.shown())
     }
 
     /// For clap.
@@ -80,7 +92,9 @@ pub const XTC_PROBABILITY: Range<f32> = Range::new(0.0, 1.0);
 /// `--xtc-threshold`.
 pub const XTC_THRESHOLD: Range<f32> = Range::new(0.0, 0.5);
 /// `--repetition-penalty`.
-pub const REPETITION_PENALTY: Range<f32> = Range::new(0.0, 100.0);
+///
+/// A hundredth of what it allows above 1: with much less, logits become infinite and probabilities no numbers.
+pub const REPETITION_PENALTY: Range<f32> = Range::new(0.01, 100.0).or_zero();
 /// `--presence-penalty` and `--frequency-penalty`.
 pub const ADDITIVE_PENALTY: Range<f32> = Range::new(-100.0, 100.0);
 /// The windows of the penalties.
@@ -124,6 +138,21 @@ mod tests {
         assert_eq!(TEMPERATURE.check(5.0), Ok(5.0));
         assert_eq!(TEMPERATURE.check(5.01), Err("must be in [0, 5]".to_owned()));
         assert!(TEMPERATURE.check(f64::NAN).is_err());
+    }
+
+    #[test]
+    fn penalties_that_make_nan_are_outside() {
+        for value in [0.0, 0.01, 1.3, 100.0] {
+            assert_eq!(REPETITION_PENALTY.check(value), Ok(value));
+        }
+        for value in [1e-38, 0.0099, 101.0, -1.0, f32::NAN, f32::INFINITY] {
+            assert_eq!(
+                REPETITION_PENALTY.check(value),
+                Err("must be 0 or in [0.01, 100]".to_owned()),
+                "{value}"
+            );
+        }
+        assert!(ADDITIVE_PENALTY.check(1e38).is_err() && LOGIT_BIAS.check(-1e38).is_err());
     }
 
     #[test]

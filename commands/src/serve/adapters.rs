@@ -13,7 +13,6 @@ use mlx_bun::scheduler::{AdapterInfo, MountError};
 use serde_json::{Value, json};
 
 use super::app::App;
-use super::body::read_object;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::prepare::submit_error;
@@ -66,7 +65,7 @@ pub async fn available(State(app): State<Arc<App>>) -> Result<Response, ApiError
 
 /// Mounts an adapter.
 pub async fn mount(State(app): State<Arc<App>>, request: Request<Body>) -> Result<Response, ApiError> {
-    let body = read_object(request).await?;
+    let body = app.bodies.read_object(request).await?;
     let fields = Fields::new(&body);
     let (Some(id), Some(path)) = (fields.text("id")?, fields.text("path")?) else {
         return Err(ApiError::invalid("id and path required"));

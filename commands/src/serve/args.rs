@@ -96,7 +96,7 @@ struct NetworkArgs {
     #[arg(long, value_name = "KEY", hide_short_help = true)]
     api_key: Vec<String>,
 
-    /// A file of keys that clients must send one of, one a line
+    /// A file of keys that clients must send one of, one a line; lines that begin with # are remarks
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
 
@@ -138,12 +138,20 @@ struct SchedulingArgs {
     prompt_cache: u64,
 
     /// Memory that the key-value caches of running requests may grow to, in GB (10^9 bytes); who does not fit waits
-    #[arg(long, value_name = "GB", value_parser = parse_gigabytes, hide_short_help = true)]
+    #[arg(long, value_name = "GB", value_parser = some_gigabytes, hide_short_help = true)]
     kv_budget: Option<u64>,
 
     /// Memory for weights and caches, in GB (10^9 bytes): longer requests are shortened, or refused
-    #[arg(long, value_name = "GB", value_parser = parse_gigabytes, hide_short_help = true)]
+    #[arg(long, value_name = "GB", value_parser = some_gigabytes, hide_short_help = true)]
     memory_budget: Option<u64>,
+}
+
+/// A budget of nothing refuses everything.
+fn some_gigabytes(text: &str) -> Result<u64, String> {
+    match parse_gigabytes(text)? {
+        0 => Err("must be more than 0; leave it out for no limit".to_owned()),
+        bytes => Ok(bytes),
+    }
 }
 
 /// What requests leave open.
@@ -227,6 +235,11 @@ impl ServeArgs {
         let numerics = self.compute.numerics.resolve(warnings);
         let keys = self.network.keys()?;
         self.network.check_exposure(&keys)?;
+        if let Some(root) = self.adapter_root.as_deref().filter(|root| !root.is_dir()) {
+            return Err(
+                Complaint::failure(format!("`--adapter-root {}` is no folder", root.display())).into()
+            );
+        }
         let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
         let engine = EngineOptions {
             max_batch: self.scheduling.batch,
@@ -246,7 +259,7 @@ impl ServeArgs {
             adapter_root: self.adapter_root.clone(),
             host: self.network.host.clone(),
             port: self.network.port,
-            guard: Guard::new(&keys, self.network.cors_origin.clone(), self.network.allowed_hosts.clone()),
+            guard: Guard::new(&keys, &self.network.cors_origin, &self.network.allowed_hosts)?,
             grace: Duration::from_secs(self.network.shutdown_timeout),
             log_format: self.network.log_format,
             engine,
@@ -281,7 +294,8 @@ impl NetworkArgs {
         if let Some(path) = &self.api_key_file {
             let text = std::fs::read_to_string(path)
                 .map_err(|error| Complaint::failure(format!("cannot read `{}`: {error}", path.display())))?;
-            let lines: Vec<_> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+            let is_key = |line: &&str| !line.is_empty() && !line.starts_with('#');
+            let lines: Vec<_> = text.lines().map(str::trim).filter(is_key).collect();
             if lines.is_empty() {
                 return Err(Complaint::usage(format!("`{}` holds no key", path.display())));
             }
@@ -370,7 +384,28 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let flags = format!("--host 0.0.0.0 --api-key-file {}", file.path().display());
         assert!(plan(&flags).err().unwrap().to_string().ends_with("holds no key"));
-        std::fs::write(file.path(), "\n secret \n").unwrap();
+        std::fs::write(file.path(), "# remark\n").unwrap();
+        assert!(plan(&flags).err().unwrap().to_string().ends_with("holds no key"));
+        std::fs::write(file.path(), "\n # remark\n secret \n").unwrap();
         assert!(plan(&flags).is_ok());
+        let keys = Probe::try_parse_from(std::iter::once("x").chain(flags.split_whitespace())).unwrap();
+        assert_eq!(keys.args.network.keys().unwrap(), ["secret"]);
+    }
+
+    #[test]
+    fn flags_that_could_never_work_are_refused_at_the_start() {
+        for (flags, words) in [
+            ("--kv-budget 0", "must be more than 0"),
+            ("--memory-budget 0GB", "must be more than 0"),
+            ("--cors-origin evil", "`--cors-origin evil` is no origin"),
+            ("--allowed-hosts http://x", "`--allowed-hosts http://x` is no name of a host"),
+            ("--adapter-root no/such/folder", "`--adapter-root no/such/folder` is no folder"),
+        ] {
+            let error = plan(flags).err().unwrap().to_string();
+            assert!(error.contains(words), "{flags}: {error}");
+        }
+        assert!(
+            plan("--cors-origin *,https://a.example --allowed-hosts Box.lan:80,b --kv-budget 1kB").is_ok()
+        );
     }
 }

@@ -12,7 +12,6 @@ use mlx_bun::structured::tools::ToolCall;
 use serde_json::{Map, Value, json};
 
 use super::app::{App, new_id, now};
-use super::body::read_object;
 use super::error::{ApiError, Dialect};
 use super::fields::Fields;
 use super::log::RequestLog;
@@ -35,7 +34,7 @@ pub struct Form {
 }
 
 impl Form {
-    /// `stream`, `stream_options` and `n`.
+    /// `stream`, `stream_options`, `n` and `best_of`.
     ///
     /// # Errors
     /// One of them is wrong.
@@ -46,10 +45,14 @@ impl Form {
             .transpose()?
             .flatten();
         fields.text("model")?;
+        let count = fields.number("n", range::CHOICES)?.unwrap_or(1);
+        if fields.number("best_of", range::CHOICES)?.is_some_and(|best| best != count) {
+            return Err(fields.wrong("best_of", "must equal `n`: replies are not ranked"));
+        }
         Ok(Self {
             stream: fields.boolean("stream")?.unwrap_or(false),
             include_usage: include_usage.unwrap_or(false),
-            count: fields.number("n", range::CHOICES)?.unwrap_or(1),
+            count,
         })
     }
 }
@@ -61,6 +64,9 @@ impl Form {
 pub fn read(body: &Map<String, Value>) -> Result<(Request, Form), ApiError> {
     let fields = Fields::new(body);
     let form = Form::read(&fields)?;
+    fields.refuse("functions", "is not supported; use `tools`")?;
+    fields.refuse("function_call", "is not supported; use `tool_choice`")?;
+    check_modalities(&fields)?;
     let tools = tools::read(&fields)?;
     let tool_choice = tools::choice(&fields, &tools)?;
     let (variables, thinking) = request::template_variables(&fields)?;
@@ -79,8 +85,20 @@ pub fn read(body: &Map<String, Value>) -> Result<(Request, Form), ApiError> {
         variables,
     };
     let constraint = constraint::read(&fields)?;
+    let enforced = constraint::is_enforced(&fields)?;
     let adapters = request::adapters(&fields)?;
-    Ok((Request { prompt: Prompt::Chat(chat), settings, constraint, adapters }, form))
+    Ok((Request { prompt: Prompt::Chat(chat), settings, constraint, enforced, adapters }, form))
+}
+
+/// Replies are text.
+fn check_modalities(fields: &Fields) -> Result<(), ApiError> {
+    let list = fields.list("modalities")?.map(Vec::as_slice).unwrap_or_default();
+    match list.iter().all(|modality| modality == "text") {
+        true => Ok(()),
+        false => {
+            Err(fields.wrong("modalities", "may have `text` only; this server answers with nothing else"))
+        }
+    }
 }
 
 fn logprobs(fields: &Fields) -> Result<Option<usize>, ApiError> {
@@ -98,9 +116,11 @@ pub async fn handle(
     Extension(log): Extension<Arc<RequestLog>>,
     request: HttpRequest<Body>,
 ) -> Result<Response, ApiError> {
-    let body = read_object(request).await?;
+    let body = app.bodies.read_object(request).await?;
     let (request, form) = read(&body)?;
+    let room = body.into_room();
     let started = app.start(request, form.count).await?;
+    drop(room);
     let head = Head { id: new_id("chatcmpl-"), created: now(), model: app.served.id.clone() };
     if form.stream {
         return Ok(respond(started, ChatEncoder::new(head, &form), log));
@@ -151,14 +171,15 @@ pub fn call_json(call: &ToolCall) -> Value {
 fn completion(head: &Head, wholes: &[Whole], usage: Usage) -> Value {
     let choices = wholes.iter().enumerate().map(|(index, whole)| {
         // Clients want the field, also where there is nothing to say.
-        let content = Some(whole.content.as_str()).filter(|content| !content.is_empty());
+        let content = Some(whole.content()).filter(|content| !content.is_empty());
         let mut message = json!({"role": "assistant", "content": content});
-        if !whole.reasoning.is_empty() {
-            message["reasoning"] = json!(whole.reasoning);
-            message["reasoning_content"] = json!(whole.reasoning);
+        let (reasoning, calls) = (whole.reasoning(), whole.calls().map(call_json).collect::<Vec<_>>());
+        if !reasoning.is_empty() {
+            message["reasoning"] = json!(reasoning);
+            message["reasoning_content"] = json!(reasoning);
         }
-        if !whole.calls.is_empty() {
-            message["tool_calls"] = whole.calls.iter().map(call_json).collect();
+        if !calls.is_empty() {
+            message["tool_calls"] = json!(calls);
         }
         let logprobs = match whole.logprobs.is_empty() {
             true => Value::Null,
@@ -288,12 +309,24 @@ mod tests {
         assert_eq!(message("logprobs", json!(1)), "`logprobs` must be true or false");
         assert_eq!(message("stream_options", json!(true)), "`stream_options` must be an object");
         assert_eq!(message("model", json!(3)), "`model` must be a text");
+        // What would be ignored with 200 elsewhere.
+        assert_eq!(message("functions", json!([{"name": "a"}])), "`functions` is not supported; use `tools`");
+        assert_eq!(
+            message("function_call", json!("auto")),
+            "`function_call` is not supported; use `tool_choice`"
+        );
+        assert_eq!(message("best_of", json!(5)), "`best_of` must equal `n`: replies are not ranked");
+        assert!(message("modalities", json!(["text", "audio"])).contains("`text` only"));
+        assert!(message("hlg", json!({"wdith": 1})).contains("`hlg.wdith` is not known"));
+        let plain =
+            json!({"messages": [{"role": "user", "content": "x"}], "modalities": ["text"], "best_of": 1});
+        assert!(parse(plain).is_ok());
     }
 
     #[test]
     fn a4_content_is_present_and_null_beside_calls() {
         let call = ToolCall { name: "f".to_owned(), arguments: Map::new(), id: None };
-        let whole = Whole { calls: vec![call], ..Whole::default() };
+        let whole = Whole { blocks: vec![ReplyEvent::ToolCall(call)], ..Whole::default() };
         let head = Head { id: "i".to_owned(), created: 1, model: "m".to_owned() };
         let message = &completion(&head, &[whole], Usage::default())["choices"][0]["message"];
         assert_eq!(message.get("content"), Some(&Value::Null));

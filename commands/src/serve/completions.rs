@@ -11,7 +11,6 @@ use mlx_bun::structured::ReplyEvent;
 use serde_json::{Map, Value, json};
 
 use super::app::{App, new_id, now};
-use super::body::read_object;
 use super::chat::{Form, Head};
 use super::constraint;
 use super::error::{ApiError, Dialect};
@@ -22,7 +21,7 @@ use super::request::{self, MOST_STOPS, Prompt, Request, Settings};
 use super::stream::{self, Encoder, data, respond};
 use super::usage_chunks::UsageChunks;
 use crate::args::range;
-use crate::engine::TokenLogprobs;
+use crate::engine::{Candidate, TokenLogprobs};
 
 const OBJECT: &str = "text_completion";
 
@@ -51,9 +50,6 @@ pub fn read(body: &Map<String, Value>) -> Result<(Request, Form), ApiError> {
     if fields.text("suffix")?.is_some_and(|suffix| !suffix.is_empty()) {
         return Err(fields.wrong("suffix", "is not supported"));
     }
-    if fields.number("best_of", range::CHOICES)?.is_some_and(|best| best != form.count) {
-        return Err(fields.wrong("best_of", "must equal `n`: replies are not ranked"));
-    }
     let settings = Settings {
         stop: request::stops(&fields, "stop", MOST_STOPS)?,
         max_tokens: request::max_tokens(&fields, &["max_completion_tokens", "max_tokens"])?,
@@ -61,8 +57,9 @@ pub fn read(body: &Map<String, Value>) -> Result<(Request, Form), ApiError> {
         ..Settings::read(&fields)?.with_logit_bias(&fields)?
     };
     let constraint = constraint::read(&fields)?;
+    let enforced = constraint::is_enforced(&fields)?;
     let adapters = request::adapters(&fields)?;
-    Ok((Request { prompt: Prompt::Text(prompt), settings, constraint, adapters }, form))
+    Ok((Request { prompt: Prompt::Text(prompt), settings, constraint, enforced, adapters }, form))
 }
 
 /// OpenAI's number of alternatives, or mlx-lm's switch.
@@ -85,9 +82,11 @@ pub async fn handle(
     Extension(log): Extension<Arc<RequestLog>>,
     request: HttpRequest<Body>,
 ) -> Result<Response, ApiError> {
-    let body = read_object(request).await?;
+    let body = app.bodies.read_object(request).await?;
     let (request, form) = read(&body)?;
+    let room = body.into_room();
     let started = app.start(request, form.count).await?;
+    drop(room);
     let head = Head { id: new_id("cmpl-"), created: now(), model: app.served.id.clone() };
     if form.stream {
         let offsets = vec![0; form.count];
@@ -112,30 +111,52 @@ fn choice((index, whole): (usize, &Whole)) -> Value {
         [] => Value::Null,
         tokens => logprobs_json(tokens, &mut 0),
     };
-    json!({"index": index, "text": whole.content, "logprobs": logprobs, "finish_reason": whole.finish().name()})
+    json!({"index": index, "text": whole.content(), "logprobs": logprobs, "finish_reason": whole.finish().name()})
 }
 
 /// The parallel lists of this protocol; `offset` is where the tokens begin in the text, in characters.
 fn logprobs_json(tokens: &[TokenLogprobs], offset: &mut usize) -> Value {
-    let offsets: Vec<usize> = tokens
-        .iter()
-        .map(|token| {
-            let start = *offset;
-            *offset += token.chosen.token.chars().count();
-            start
-        })
-        .collect();
-    let top = |token: &TokenLogprobs| {
-        let entry =
-            |candidate: &crate::engine::Candidate| (candidate.token.clone(), json!(candidate.logprob));
-        Value::Object(token.top_logprobs.iter().map(entry).collect())
-    };
+    let offsets: Vec<usize> = tokens.iter().map(|token| text_offset(&token.chosen.bytes, offset)).collect();
     json!({
-        "tokens": tokens.iter().map(|token| token.chosen.token.as_str()).collect::<Vec<_>>(),
+        "tokens": tokens.iter().map(|token| name(&token.chosen)).collect::<Vec<_>>(),
         "token_logprobs": tokens.iter().map(|token| token.chosen.logprob).collect::<Vec<_>>(),
-        "top_logprobs": tokens.iter().map(top).collect::<Vec<_>>(),
+        "top_logprobs": tokens.iter().map(top_logprobs).collect::<Vec<_>>(),
         "text_offset": offsets,
     })
+}
+
+/// Where a token begins: inside of a character, where that character does.
+fn text_offset(bytes: &[u8], offset: &mut usize) -> usize {
+    let continues = |byte: &u8| byte & 0xc0 == 0x80;
+    let start = *offset;
+    *offset += bytes.iter().filter(|byte| !continues(byte)).count();
+    start - usize::from(start > 0 && bytes.first().is_some_and(continues))
+}
+
+/// A token's text, or the bytes of one that is no text, as OpenAI writes them: `bytes:\xe2\x80`.
+fn name(candidate: &Candidate) -> String {
+    match std::str::from_utf8(&candidate.bytes) {
+        Ok(text) => text.to_owned(),
+        Err(_) => spelled(&candidate.bytes),
+    }
+}
+
+fn spelled(bytes: &[u8]) -> String {
+    bytes.iter().fold("bytes:".to_owned(), |name, byte| name + &format!("\\x{byte:02x}"))
+}
+
+/// The likeliest tokens and, as at OpenAI, the chosen one. Names are keys here: tokens of the same text go by their
+/// bytes, or by their ids.
+fn top_logprobs(token: &TokenLogprobs) -> Value {
+    let mut names = Map::new();
+    let among = token.top_logprobs.iter().any(|candidate| candidate.id == token.chosen.id);
+    for candidate in std::iter::once(&token.chosen).filter(|_| !among).chain(&token.top_logprobs) {
+        let id = || format!("token_id:{}", candidate.id);
+        let name =
+            [name(candidate), spelled(&candidate.bytes)].into_iter().find(|name| !names.contains_key(name));
+        names.insert(name.unwrap_or_else(id), json!(candidate.logprob));
+    }
+    Value::Object(names)
 }
 
 /// Completions as events.
@@ -209,5 +230,32 @@ mod tests {
         assert!(parse(json!({"prompt": "a", "echo": true})).is_err());
         assert!(parse(json!({"prompt": "a", "suffix": "b"})).is_err());
         assert!(parse(json!({"prompt": "a", "best_of": 2})).is_err());
+    }
+
+    #[test]
+    fn tokens_that_are_no_text_keep_their_places() {
+        let candidate = |id: u32, bytes: &[u8]| Candidate {
+            id,
+            token: String::from_utf8_lossy(bytes).into_owned(),
+            bytes: bytes.to_vec(),
+            logprob: -(id as f32),
+        };
+        // The beginnings of three characters, which as text are all U+FFFD, and two tokens of one text.
+        let top = [b"\xe2\x80".as_slice(), b"\xe2", b"\xf0\x9f", b"a", b"a", b"a"];
+        let top: Vec<_> = top.iter().zip(0..).map(|(bytes, id)| candidate(id, bytes)).collect();
+        let tokens = [
+            TokenLogprobs { chosen: candidate(9, b"h\xc3"), top_logprobs: top },
+            TokenLogprobs { chosen: candidate(1, b"\xa9"), top_logprobs: Vec::new() },
+            TokenLogprobs { chosen: candidate(2, b"!"), top_logprobs: Vec::new() },
+        ];
+        let mut offset = 0;
+        let json = logprobs_json(&tokens, &mut offset);
+        assert_eq!(json["tokens"], json!(["bytes:\\x68\\xc3", "bytes:\\xa9", "!"]));
+        let expected = json!({
+            "bytes:\\x68\\xc3": -9.0, "bytes:\\xe2\\x80": -0.0, "bytes:\\xe2": -1.0, "bytes:\\xf0\\x9f": -2.0,
+            "a": -3.0, "bytes:\\x61": -4.0, "token_id:5": -5.0,
+        });
+        assert_eq!(json["top_logprobs"][0], expected);
+        assert_eq!((&json["text_offset"], offset), (&json!([0, 1, 2]), 3));
     }
 }

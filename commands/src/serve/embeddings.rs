@@ -15,12 +15,12 @@ use serde_json::{Map, Value, json};
 use tokio::sync::oneshot;
 
 use super::app::App;
-use super::body::read_object;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::log::RequestLog;
-use super::prepare::submit_error;
+use super::prepare::{check_length, submit_error};
 use super::reply::{Usage, json_response};
+use super::request;
 use crate::args::range;
 
 /// Inputs of one request.
@@ -47,6 +47,11 @@ impl EmbeddingRequest {
     fn read(body: &Map<String, Value>) -> Result<Self, ApiError> {
         let fields = Fields::new(body);
         fields.text("model")?;
+        if request::adapters(&fields)?.is_some_and(|adapters| !adapters.is_empty()) {
+            return Err(
+                fields.wrong("adapter", "is not supported here: texts are embedded by the base model")
+            );
+        }
         let base64 = match fields.text("encoding_format")? {
             None | Some("float") => false,
             Some("base64") => true,
@@ -99,7 +104,7 @@ pub async fn handle(
     Extension(log): Extension<Arc<RequestLog>>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let body = read_object(request).await?;
+    let body = app.bodies.read_object(request).await?;
     if !app.served.embeds {
         return Err(ApiError::invalid(format!(
             "served model \"{}\" is not an embedding model; start the server with one, such as Qwen3-Embedding",
@@ -107,9 +112,14 @@ pub async fn handle(
         )));
     }
     let request = EmbeddingRequest::read(&body)?;
+    let _room = body.into_room();
     let inputs = request.inputs;
-    let ids =
-        app.off_thread(move |app| inputs.iter().map(|input| ids(app, input)).collect::<Result<Vec<_>, _>>());
+    let texts = inputs.iter().map(|input| if let Input::Text(text) = input { text.len() } else { 0 });
+    let bytes = texts.sum();
+    check_length(bytes)?;
+    let ids = app.off_thread_over(bytes, move |app| {
+        inputs.iter().map(|input| ids(app, input)).collect::<Result<Vec<_>, _>>()
+    });
     let ids = ids.await?;
     let prompt = ids.iter().map(Vec::len).sum();
     let (sender, receiver) = oneshot::channel();
@@ -136,6 +146,8 @@ fn ids(app: &App, input: &Input) -> Result<Vec<u32>, ApiError> {
     match input {
         Input::Tokens(ids) => Ok(ids.clone()),
         Input::Text(text) => {
+            let about_input = |error| ApiError { param: Some("input".to_owned()), ..error };
+            app.check_fits(text).map_err(about_input)?;
             let ids = tokenizer.encode(text, false);
             let mut ids =
                 ids.map_err(|error| ApiError::invalid(format!("the input cannot be tokenized: {error}")))?;
@@ -207,6 +219,12 @@ mod tests {
         }
         let request = parse(json!({"input": "a", "instruction": "i", "encoding_format": "base64"})).unwrap();
         assert_eq!(request.inputs, [text("Instruct: i\nQuery:a")]);
+        for adapter in [json!({"adapter": "x"}), json!({"adapters": ["x"]})] {
+            let mut body = adapter.as_object().unwrap().clone();
+            body.insert("input".to_owned(), json!("a"));
+            assert!(EmbeddingRequest::read(&body).unwrap_err().message.contains("base model"));
+        }
+        assert!(parse(json!({"input": "a", "adapter": "none"})).is_ok());
         assert!(request.base64 && parse(json!({"input": "a", "encoding_format": "int8"})).is_err());
     }
 

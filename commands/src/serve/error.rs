@@ -67,6 +67,11 @@ impl ApiError {
         Self { code: Some("rate_limit_exceeded"), ..Self::new(StatusCode::TOO_MANY_REQUESTS, message) }
     }
 
+    /// Something that there is little of is taken; it is free again soon.
+    pub fn overloaded(message: impl Into<String>) -> Self {
+        Self { code: Some("overloaded"), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
+    }
+
     /// The engine is gone.
     pub fn unavailable() -> Self {
         let message = "the server is stopping, or its engine has failed; restart it";
@@ -75,8 +80,17 @@ impl ApiError {
 
     /// The prompt leaves no room for a reply.
     pub fn context_length(prompt: usize, context: usize) -> Self {
+        Self::too_long(&prompt.to_string(), context)
+    }
+
+    /// The same of a prompt whose tokens nobody has counted: there are `least` or more.
+    pub fn context_length_at_least(least: usize, context: usize) -> Self {
+        Self::too_long(&format!("at least {least}"), context)
+    }
+
+    fn too_long(tokens: &str, context: usize) -> Self {
         let message = format!(
-            "the prompt has {prompt} tokens and the model's context is {context}, a reply included; shorten the prompt"
+            "the prompt has {tokens} tokens and the model's context is {context}, a reply included; shorten the prompt"
         );
         Self {
             code: Some("context_length_exceeded"),

@@ -120,6 +120,18 @@ impl<'a> Fields<'a> {
         range.check(number).map(Some).map_err(|problem| self.wrong(name, problem))
     }
 
+    /// Refuses fields beside these: where ignoring one would change what is asked.
+    ///
+    /// # Errors
+    /// There is another that is not null.
+    pub fn only(&self, known: &[&str]) -> Result<(), ApiError> {
+        let unknown = |(name, value): &(&String, &Value)| !known.contains(&name.as_str()) && !value.is_null();
+        match self.map.iter().find(unknown) {
+            Some((name, _)) => Err(self.wrong(name, format!("is not known; there are {}", known.join(", ")))),
+            None => Ok(()),
+        }
+    }
+
     /// Refuses a field that a client may not set.
     pub fn refuse(&self, name: &str, why: &str) -> Result<(), ApiError> {
         match self.get(name) {

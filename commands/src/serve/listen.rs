@@ -21,8 +21,8 @@ use crate::exit::ExitStatus;
 
 /// Connections at a time; more wait in the system's queue.
 const MOST_CONNECTIONS: usize = 1024;
-/// Bytes of a request's head; hyper may read as much again before it looks.
-const LARGEST_HEAD: usize = 32 << 10;
+/// Bytes of a request's head. Hyper may read as much again before it looks, so routes look too.
+pub const LARGEST_HEAD: usize = 64 << 10;
 /// How long a head may take to arrive.
 const HEAD_PATIENCE: Duration = Duration::from_secs(30);
 /// How long whoever holds the port may take to say what it is.

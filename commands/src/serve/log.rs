@@ -1,8 +1,10 @@
 //! One line for each request on standard error: never its text.
 
-use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
+use std::io;
+use std::sync::atomic::{AtomicU16, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_channel};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clock::timestamp;
 use serde_json::json;
@@ -20,27 +22,90 @@ pub enum LogFormat {
     Json,
 }
 
-/// Where lines go.
+/// Lines that wait for standard error.
+const BACKLOG: usize = 1024;
+
+/// Where lines go: to a thread of their own, so that nobody waits where standard error is not read. Clones share it.
 #[derive(Clone)]
 pub struct Log {
-    printer: Printer,
     format: LogFormat,
+    lines: SyncSender<Line>,
+    lost: Arc<AtomicU64>,
+}
+
+enum Line {
+    Text(String),
+    /// Everything before it is written.
+    Flushed(Sender<()>),
 }
 
 impl Log {
     /// To standard error, unless the printer is quiet.
-    pub fn new(printer: Printer, format: LogFormat) -> Self {
-        Self { printer, format }
+    ///
+    /// # Errors
+    /// The system gives no thread.
+    pub fn new(printer: Printer, format: LogFormat) -> io::Result<Self> {
+        let (log, lines) = Self::unwritten(format, BACKLOG);
+        let lost = Arc::clone(&log.lost);
+        std::thread::Builder::new()
+            .name("log".to_owned())
+            .spawn(move || write(&printer, format, &lines, &lost))?;
+        Ok(log)
+    }
+
+    /// A log whose lines go to the receiver.
+    fn unwritten(format: LogFormat, backlog: usize) -> (Self, Receiver<Line>) {
+        let (lines, receiver) = sync_channel(backlog);
+        (Self { format, lines, lost: Arc::default() }, receiver)
     }
 
     /// Something that happened to the server.
     pub fn event(&self, event: &str, text: &str) {
-        match self.format {
-            LogFormat::Text => self.printer.note(text),
-            LogFormat::Json => {
-                let line = json!({"time": timestamp(), "event": event, "message": text});
-                self.printer.note(&line.to_string());
+        self.line(event_line(self.format, event, text));
+    }
+
+    /// Waits until all lines so far are written, but not for ever.
+    pub fn flush(&self, patience: Duration) {
+        let (done, flushed) = channel();
+        let end = Instant::now() + patience;
+        let mut marker = Line::Flushed(done);
+        while let Err(TrySendError::Full(back)) = self.lines.try_send(marker) {
+            if Instant::now() >= end {
+                return;
             }
+            std::thread::sleep(Duration::from_millis(5));
+            marker = back;
+        }
+        let _ = flushed.recv_timeout(end.saturating_duration_since(Instant::now()));
+    }
+
+    fn line(&self, line: String) {
+        if self.lines.try_send(Line::Text(line)).is_err() {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn event_line(format: LogFormat, event: &str, text: &str) -> String {
+    match format {
+        LogFormat::Text => text.to_owned(),
+        LogFormat::Json => json!({"time": timestamp(), "event": event, "message": text}).to_string(),
+    }
+}
+
+/// Writes lines until the last log goes. What was dropped meanwhile is told before the next one.
+fn write(printer: &Printer, format: LogFormat, lines: &Receiver<Line>, lost: &AtomicU64) {
+    for line in lines {
+        match line {
+            Line::Text(line) => {
+                let lost = lost.swap(0, Ordering::Relaxed);
+                if lost > 0 {
+                    let told = format!("{lost} lines were lost: nobody read them in time");
+                    printer.note(&event_line(format, "lost", &told));
+                }
+                printer.note(&line);
+            }
+            Line::Flushed(done) => _ = done.send(()),
         }
     }
 }
@@ -54,6 +119,8 @@ pub struct RequestLog {
     route: String,
     start: Instant,
     status: AtomicU16,
+    /// What a stream failed with after its beginning went out.
+    failure: AtomicU16,
     first_token: OnceLock<f64>,
     usage: OnceLock<Usage>,
     /// Replies whose end was not sent.
@@ -71,6 +138,7 @@ impl RequestLog {
             route,
             start: Instant::now(),
             status: AtomicU16::new(0),
+            failure: AtomicU16::new(0),
             first_token: OnceLock::new(),
             usage: OnceLock::new(),
             open: AtomicUsize::new(0),
@@ -97,6 +165,16 @@ impl RequestLog {
         let _ = self.first_token.set(self.start.elapsed().as_secs_f64());
     }
 
+    /// A stream that has begun failed; the status that was sent stays what it was.
+    pub fn failed(&self, status: u16) {
+        self.failure.store(status, Ordering::Relaxed);
+    }
+
+    /// Tokens of a stream that the client left.
+    pub fn left(&self, usage: Usage) {
+        let _ = self.usage.set(usage);
+    }
+
     /// All was sent.
     pub fn finished(&self, usage: Usage) {
         let _ = self.usage.set(usage);
@@ -114,12 +192,15 @@ impl Drop for RequestLog {
         let first_token = self.first_token.get().copied();
         self.metrics.request(&self.route, status, seconds, first_token, usage);
         match self.log.format {
-            LogFormat::Text => self.log.printer.note(&self.text(status, seconds, first_token, usage)),
+            LogFormat::Text => self.log.line(self.text(status, seconds, first_token, usage)),
             LogFormat::Json => {
                 let mut line = json!({
                     "time": timestamp(), "event": "request", "id": self.id, "method": self.method,
                     "route": self.route, "status": status, "seconds": rounded(seconds),
                 });
+                if let Some(failure) = self.failure() {
+                    line["failed"] = json!(failure);
+                }
                 if let Some(first_token) = first_token {
                     line["first_token_seconds"] = json!(rounded(first_token));
                 }
@@ -128,16 +209,23 @@ impl Drop for RequestLog {
                     line["cached_tokens"] = json!(usage.cached);
                     line["completion_tokens"] = json!(usage.completion);
                 }
-                self.log.printer.note(&line.to_string());
+                self.log.line(line.to_string());
             }
         }
     }
 }
 
 impl RequestLog {
+    fn failure(&self) -> Option<u16> {
+        Some(self.failure.load(Ordering::Relaxed)).filter(|status| *status > 0)
+    }
+
     fn text(&self, status: u16, seconds: f64, first_token: Option<f64>, usage: Option<Usage>) -> String {
         let mut line =
             format!("{} {} {} {status} {seconds:.3}s id={}", timestamp(), self.method, self.route, self.id);
+        if let Some(failure) = self.failure() {
+            line.push_str(&format!(" failed={failure}"));
+        }
         if let Some(first_token) = first_token {
             line.push_str(&format!(" first-token={first_token:.3}s"));
         }
@@ -187,6 +275,48 @@ mod tests {
     use super::*;
     use crate::printer::Verbosity;
 
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn lines_that_nobody_reads_are_dropped_and_counted() {
+        let (log, lines) = Log::unwritten(LogFormat::Text, 2);
+        for line in ["one", "two", "three", "four", "five"] {
+            log.event("x", line);
+        }
+        log.flush(Duration::from_millis(10));
+        let (printer, captured) = Printer::captured(Verbosity::Default);
+        let lost = Arc::clone(&log.lost);
+        drop(log);
+        write(&printer, LogFormat::Text, &lines, &lost);
+        assert_eq!(captured.err(), "3 lines were lost: nobody read them in time\none\ntwo\n");
+    }
+
+    #[test]
+    fn a_stream_that_fails_keeps_the_status_that_was_sent() {
+        for format in [LogFormat::Text, LogFormat::Json] {
+            let (printer, captured) = Printer::captured(Verbosity::Default);
+            let log = Log::new(printer, format).unwrap();
+            let request = RequestLog::new(
+                log.clone(),
+                Arc::default(),
+                "r1".to_owned(),
+                "POST".to_owned(),
+                "/v1/x".to_owned(),
+            );
+            request.status(200);
+            request.streaming();
+            request.failed(503);
+            request.finished(Usage { prompt: 3, completion: 5, ..Usage::default() });
+            drop(request);
+            log.flush(PATIENCE);
+            let words = match format {
+                LogFormat::Text => ["/v1/x 200 ", " failed=503", "completion=5"],
+                LogFormat::Json => ["\"status\":200", "\"failed\":503", "\"completion_tokens\":5"],
+            };
+            assert!(words.iter().all(|word| captured.err().contains(word)), "{}", captured.err());
+        }
+    }
+
     #[test]
     fn times_are_civil() {
         assert_eq!(clock::format(0, 7), "1970-01-01T00:00:00.007Z");
@@ -198,16 +328,23 @@ mod tests {
     #[test]
     fn a_request_is_one_line_when_it_is_over() {
         let (printer, captured) = Printer::captured(Verbosity::Default);
-        let log = Log::new(printer, LogFormat::Json);
-        let request =
-            RequestLog::new(log, Arc::default(), "r1".to_owned(), "POST".to_owned(), "/v1/x".to_owned());
+        let log = Log::new(printer, LogFormat::Json).unwrap();
+        let request = RequestLog::new(
+            log.clone(),
+            Arc::default(),
+            "r1".to_owned(),
+            "POST".to_owned(),
+            "/v1/x".to_owned(),
+        );
         request.status(200);
         request.streaming();
         let streaming = Arc::clone(&request);
         drop(request);
+        log.flush(PATIENCE);
         assert_eq!(captured.err(), "");
         streaming.finished(Usage { prompt: 3, cached: 1, completion: 5, reasoning: 0 });
         drop(streaming);
+        log.flush(PATIENCE);
         let line: Value = serde_json::from_str(&captured.err()).unwrap();
         assert_eq!(
             (&line["status"], &line["prompt_tokens"], &line["id"]),
@@ -218,12 +355,18 @@ mod tests {
     #[test]
     fn a_client_that_goes_is_told_apart() {
         let (printer, captured) = Printer::captured(Verbosity::Default);
-        let log = Log::new(printer, LogFormat::Text);
-        let request =
-            RequestLog::new(log, Arc::default(), "r1".to_owned(), "POST".to_owned(), "/v1/x".to_owned());
+        let log = Log::new(printer, LogFormat::Text).unwrap();
+        let request = RequestLog::new(
+            log.clone(),
+            Arc::default(),
+            "r1".to_owned(),
+            "POST".to_owned(),
+            "/v1/x".to_owned(),
+        );
         request.status(200);
         request.streaming();
         drop(request);
+        log.flush(PATIENCE);
         assert!(captured.err().contains("POST /v1/x 499 "), "{}", captured.err());
     }
 }

@@ -12,7 +12,6 @@ use mlx_bun::structured::tools::ToolCall;
 use serde_json::{Value, json};
 
 use super::app::{App, new_id};
-use super::body::read_object;
 use super::error::{ApiError, Dialect};
 use super::log::RequestLog;
 use super::messages_request as request;
@@ -34,9 +33,11 @@ async fn answer(
     log: Arc<RequestLog>,
     request: HttpRequest<Body>,
 ) -> Result<Response, ApiError> {
-    let body = read_object(request).await?;
+    let body = app.bodies.read_object(request).await?;
     let request::MessagesRequest { request, stream } = request::read(&body, false)?;
+    let room = body.into_room();
     let started = app.start(request, 1).await?;
+    drop(room);
     let encoder = MessagesEncoder::new(new_id("msg_"), app.served.id.clone());
     if stream {
         return Ok(respond(started, encoder, log));
@@ -52,14 +53,15 @@ async fn answer(
 /// Counts the tokens of a request's prompt.
 pub async fn count_tokens(State(app): State<Arc<App>>, request: HttpRequest<Body>) -> Response {
     let count = async {
-        let body = read_object(request).await?;
+        let body = app.bodies.read_object(request).await?;
         let mut prompt = request::read(&body, true)?.request.prompt;
         if let Prompt::Chat(chat) = &mut prompt
             && chat.tool_choice == ToolChoice::None
         {
             chat.tools.clear();
         }
-        app.off_thread(move |app| app.prompt_tokens(&prompt)).await
+        let _room = body.into_room();
+        app.off_thread_over(prompt.text_bytes(), move |app| app.prompt_tokens(&prompt)).await
     };
     match count.await {
         Ok(tokens) => json_response(&json!({"input_tokens": tokens.len()})).into_response(),
@@ -99,16 +101,17 @@ fn message(id: &str, model: &str, content: Vec<Value>, reason: (Value, Value), u
 }
 
 fn whole_message(id: &str, model: &str, whole: &Whole) -> Value {
-    let mut content = Vec::new();
-    if !whole.reasoning.is_empty() {
-        content.push(json!({"type": "thinking", "thinking": whole.reasoning, "signature": ""}));
+    let block = |block: &ReplyEvent| match block {
+        ReplyEvent::Reasoning(text) => json!({"type": "thinking", "thinking": text, "signature": ""}),
+        ReplyEvent::Content(text) => json!({"type": "text", "text": text}),
+        ReplyEvent::ToolCall(call) => {
+            json!({"type": "tool_use", "id": call_id(call), "name": call.name, "input": call.arguments})
+        }
+    };
+    let mut content: Vec<Value> = whole.blocks.iter().map(block).collect();
+    if content.is_empty() {
+        content.push(json!({"type": "text", "text": ""}));
     }
-    if !whole.content.is_empty() || whole.calls.is_empty() {
-        content.push(json!({"type": "text", "text": whole.content}));
-    }
-    content.extend(whole.calls.iter().map(
-        |call| json!({"type": "tool_use", "id": call_id(call), "name": call.name, "input": call.arguments}),
-    ));
     let reason = whole.outcome.as_ref().map_or((json!("end_turn"), Value::Null), stop_reason);
     message(id, model, content, reason, usage_json(&whole.usage()))
 }
@@ -237,6 +240,9 @@ impl Encoder for MessagesEncoder {
 
 #[cfg(test)]
 mod tests {
+    use mlx_bun::generate::stream::FinishReason;
+
+    use super::super::reply::tests::{CALL, encoded, reply};
     use super::*;
 
     fn outcome(finish: Finish) -> Outcome {
@@ -246,6 +252,61 @@ mod tests {
             usage: Usage { prompt: 9, cached: 4, completion: 2, reasoning: 0 },
             lane: None,
         }
+    }
+
+    /// What a client puts together from a stream.
+    fn assembled(events: &str) -> Value {
+        let mut content: Vec<Value> = Vec::new();
+        let mut stop = Value::Null;
+        for event in events.lines().filter_map(|line| line.strip_prefix("data: ")) {
+            let event: Value = serde_json::from_str(event).unwrap();
+            let delta = &event["delta"];
+            match event["type"].as_str().unwrap() {
+                "content_block_start" => content.push(event["content_block"].clone()),
+                "content_block_delta" => {
+                    let block = content.last_mut().unwrap();
+                    for kind in ["text", "thinking"] {
+                        if let Some(text) = delta[kind].as_str() {
+                            block[kind] = json!(block[kind].as_str().unwrap().to_owned() + text);
+                        }
+                    }
+                    if let Some(arguments) = delta["partial_json"].as_str() {
+                        block["input"] = serde_json::from_str(arguments).unwrap();
+                    }
+                }
+                "message_delta" => stop = delta["stop_reason"].clone(),
+                _ => {}
+            }
+        }
+        json!({"content": content, "stop_reason": stop})
+    }
+
+    #[test]
+    fn a_whole_reply_has_the_blocks_of_its_stream_however_it_is_cut() {
+        let text = format!("Look: {CALL} and {CALL} so.");
+        let cuts = (1..text.len()).map(|cut| vec![&text[..cut], &text[cut..]]);
+        let mut kinds = Vec::new();
+        for pieces in
+            cuts.chain([vec![text.as_str()], text.split_inclusive("").collect(), vec![""], vec![" "]])
+        {
+            let mut encoder = MessagesEncoder::new("i".to_owned(), "m".to_owned());
+            let events = encoded(&pieces, FinishReason::Stop, &mut encoder);
+            let whole = whole_message("i", "m", &reply(&pieces, FinishReason::Stop, true).unwrap());
+            let without_ids = |mut message: Value| {
+                let blocks = message["content"].as_array_mut().unwrap();
+                blocks.iter_mut().for_each(|block| _ = block.as_object_mut().unwrap().remove("id"));
+                json!([message["content"], message["stop_reason"]])
+            };
+            assert_eq!(without_ids(assembled(&events)), without_ids(whole.clone()), "{pieces:?}");
+            if pieces.concat() == text {
+                let blocks = whole["content"].as_array().unwrap();
+                kinds.push(blocks.iter().map(|block| block["type"].clone()).collect::<Vec<_>>());
+            }
+        }
+        assert!(
+            kinds.iter().all(|kinds| *kinds == ["text", "tool_use", "text", "tool_use", "text"]),
+            "{kinds:?}"
+        );
     }
 
     fn names(events: &str) -> Vec<String> {

@@ -1,7 +1,9 @@
 //! Anthropic's messages as a conversation in OpenAI's form.
 
+use mlx_bun::structured::grammar::Constraint;
 use serde_json::{Map, Value, json};
 
+use super::constraint;
 use super::error::ApiError;
 use super::fields::{Fields, object};
 use super::request::{self, Chat, MOST_STOP_SEQUENCES, Prompt, Request, Settings, ToolChoice};
@@ -44,18 +46,26 @@ pub fn read(body: &Map<String, Value>, counting: bool) -> Result<MessagesRequest
     let chat = Chat { messages: messages(&fields)?, tools, tool_choice, parallel_tool_calls, variables };
     let adapters = request::adapters(&fields)?;
     let constraint = output_format(&fields)?;
+    let enforced = constraint::is_enforced(&fields)?;
     Ok(MessagesRequest {
-        request: Request { prompt: Prompt::Chat(chat), settings, constraint, adapters },
+        request: Request { prompt: Prompt::Chat(chat), settings, constraint, enforced, adapters },
         stream: fields.boolean("stream")?.unwrap_or(false),
     })
 }
 
-/// `output_config.format` or `output_format`: `{"type": "json_schema", "schema": ...}`.
-fn output_format(fields: &Fields) -> Result<Option<mlx_bun::structured::grammar::Constraint>, ApiError> {
-    if let Some(config) = fields.object("output_config")? {
-        return super::constraint::response_format(&Fields::inside(config, "output_config"), "format");
+/// `output_config.format` or `output_format`: `{"type": "json_schema", "schema": ...}`; or a field of the other
+/// protocols.
+fn output_format(fields: &Fields) -> Result<Option<Constraint>, ApiError> {
+    let config = fields.object("output_config")?.map(|config| Fields::inside(config, "output_config"));
+    let nested = config.map(|config| constraint::response_format(&config, "format")).transpose()?.flatten();
+    let flat = constraint::response_format(fields, "output_format")?;
+    match (nested, flat) {
+        (Some(_), Some(_)) => {
+            Err(fields.wrong("output_format", "cannot be combined with `output_config.format`"))
+        }
+        (Some(nested), None) => constraint::with(fields, "output_config.format", Some(nested)),
+        (None, flat) => constraint::with(fields, "output_format", flat),
     }
-    super::constraint::response_format(fields, "output_format")
 }
 
 fn effort<'a>(fields: &Fields<'a>) -> Result<Option<&'a str>, ApiError> {

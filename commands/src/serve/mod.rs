@@ -11,6 +11,7 @@ mod app;
 mod args;
 mod body;
 mod chat;
+mod closed_schema;
 mod completions;
 mod constraint;
 mod defaults;
@@ -41,6 +42,7 @@ mod usage_chunks;
 use std::io::Write as _;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use mlx_bun::checkpoint::environment::Environment;
 use mlx_bun::checkpoint::source::ResolvedModel;
@@ -62,6 +64,9 @@ use crate::prompt::Renderer;
 
 /// Threads that read requests and write replies: they wait most of the time, and the processor is the engine's.
 const ASYNC_THREADS: usize = 2;
+
+/// How long the end waits for lines that are still to be written.
+const LAST_LINES: Duration = Duration::from_secs(1);
 
 /// Runs the verb.
 ///
@@ -96,6 +101,7 @@ pub fn run(args: &ServeArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
         runtime.block_on(listen::serve(listener, routes::router(&app), Arc::clone(&app), grace, ready))?;
     // Requests that did not end in time are left behind.
     runtime.shutdown_background();
+    app.log.flush(LAST_LINES);
     Ok(status)
 }
 
@@ -138,6 +144,11 @@ fn assemble(
     printer: &Printer,
 ) -> anyhow::Result<App> {
     let renderer = Renderer::new(Arc::clone(&parts.chat_templates), &parts.tokenizer, &plan.template);
+    // The model's own may be broken and never used; the one that was named is meant.
+    if plan.template.source.is_some() {
+        let wrong = |error| Complaint::usage(format!("`--chat-template` cannot be used: {error}"));
+        renderer.check().map_err(wrong)?;
+    }
     let format = ReplyFormat::new(&parts.tokenizer, renderer.source())?;
     let path = resolved.source.path().to_owned();
     let name = if path.is_dir() { path.file_name() } else { path.file_stem() };
@@ -167,7 +178,7 @@ fn assemble(
         format,
         policy,
         plan.guard,
-        Log::new(printer.clone(), plan.log_format),
+        Log::new(printer.clone(), plan.log_format)?,
     ))
 }
 

@@ -9,7 +9,7 @@ use mlx_bun::structured::ReplyParser;
 use mlx_bun::structured::grammar::{Constraint, Grammar, GrammarError, Reasoning, ToolChoice as CalledTools};
 use mlx_bun::structured::tools::ToolSchemas;
 use mlx_bun::tokenizer::chat_template::TemplateError;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::app::App;
 use super::error::ApiError;
@@ -32,6 +32,17 @@ pub struct Prepared {
     pub warning: Option<String>,
 }
 
+/// A request on its way to [`Prepared`].
+struct Draft {
+    request: Request,
+    ids: Vec<u32>,
+    constraint: Option<Constraint>,
+    /// Its grammar, where that is known already.
+    known: Option<Result<Grammar, GrammarError>>,
+    reasoning: Reasoning,
+    parser: Option<ReplyParser>,
+}
+
 /// Replies in progress, and what the client is to be warned of.
 pub struct Started {
     /// The replies.
@@ -46,8 +57,7 @@ impl App {
     /// # Errors
     /// Something is wrong with it, or there is no room for it.
     pub async fn start(self: &Arc<Self>, request: Request, count: usize) -> Result<Started, ApiError> {
-        let prepared = self.off_thread(move |app| app.prepare(&request)).await?;
-        let Prepared { request, parser, parallel_calls, warning } = prepared;
+        let Prepared { request, parser, parallel_calls, warning } = self.prepare(request).await?;
         let mut replies = Replies::new(Arc::clone(self.tokenizer()), request.prompt.len(), parallel_calls);
         for index in 0..count {
             let mut request = request.clone();
@@ -69,16 +79,17 @@ impl App {
     /// The template refuses it, or it is too long.
     pub fn prompt_tokens(&self, prompt: &Prompt) -> Result<Vec<u32>, ApiError> {
         let tokenizer = self.tokenizer();
+        check_length(prompt.text_bytes())?;
         let encoded = match prompt {
             Prompt::Text(text) => {
-                check_length(text.len())?;
+                // Of repeated beginnings of a sequence one is kept.
+                self.check_fits(tokenizer.bos_token().map_or(text, |bos| text.trim_start_matches(bos)))?;
                 tokenizer.encode_prompt(text)
             }
             Prompt::Chat(chat) => {
-                check_length(
-                    chat.messages.iter().flat_map(Map::values).filter_map(Value::as_str).map(str::len).sum(),
-                )?;
-                tokenizer.encode(&self.render(chat)?, false)
+                let text = self.render(chat)?;
+                self.check_fits(&text)?;
+                tokenizer.encode(&text, false)
             }
         };
         let ids =
@@ -86,6 +97,20 @@ impl App {
         match ids.is_empty() {
             true => Err(ApiError::invalid("the prompt is empty")),
             false => Ok(ids),
+        }
+    }
+
+    /// Refuses text that has more tokens than the context however it is tokenized, before it is.
+    ///
+    /// # Errors
+    /// It has.
+    pub fn check_fits(&self, text: &str) -> Result<(), ApiError> {
+        let (Some(context), Some(bound)) = (self.served.parts.context_length, self.text_bound) else {
+            return Ok(());
+        };
+        match bound.least_tokens(text) {
+            least if least > context => Err(ApiError::context_length_at_least(least, context)),
+            _ => Ok(()),
         }
     }
 
@@ -107,50 +132,73 @@ impl App {
         settings.thinking.or(self.policy.thinking)
     }
 
-    fn prepare(&self, request: &Request) -> Result<Prepared, ApiError> {
-        let mut prompt = request.prompt.clone();
-        if let Prompt::Chat(chat) = &mut prompt {
+    async fn prepare(self: &Arc<Self>, request: Request) -> Result<Prepared, ApiError> {
+        let bytes = request.prompt.text_bytes();
+        let mut draft = self.off_thread_over(bytes, move |app| app.draft(request)).await?;
+        let mut warning = None;
+        let mut grammar = None;
+        if let Some(constraint) = draft.constraint.take() {
+            let compiled = match draft.known.take() {
+                Some(known) => known,
+                None => self.compile(constraint.clone(), draft.reasoning).await?,
+            };
+            match compiled {
+                Ok(compiled) => grammar = Some(compiled),
+                Err(error) if self.policy.grammar_fallback && !draft.request.enforced => {
+                    warning = Some(format!("grammar not enforced: {error}"));
+                    draft =
+                        self.off_thread_over(bytes, move |app| app.instructed(draft, &constraint)).await?;
+                }
+                Err(error) => return Err(grammar_error(&error)),
+            }
+        }
+        let Draft { request, ids, parser, .. } = draft;
+        let parallel_calls = match &request.prompt {
+            Prompt::Chat(chat) => chat.parallel_tool_calls,
+            Prompt::Text(_) => true,
+        };
+        let options = self.options(&request.settings, ids.len(), grammar);
+        let adapters = request.adapters.unwrap_or_else(|| self.policy.adapter.iter().cloned().collect());
+        let request = GenerationRequest { prompt: ids, options, adapters, prompt_cache: true };
+        Ok(Prepared { request, parser, parallel_calls, warning })
+    }
+
+    /// Everything about a request but its grammar.
+    fn draft(&self, mut request: Request) -> Result<Draft, ApiError> {
+        let thinking = self.thinking(&request.settings);
+        if let Prompt::Chat(chat) = &mut request.prompt {
             if chat.tool_choice == ToolChoice::None {
                 chat.tools.clear();
             }
-            if let Some(thinking) = self.thinking(&request.settings) {
+            if let Some(thinking) = thinking {
                 chat.variables.insert("enable_thinking".to_owned(), Value::Bool(thinking));
             }
         }
-        let constraint = self.constraint(&prompt, request.constraint.as_ref())?;
-        let mut ids = self.prompt_tokens(&prompt)?;
-        let mut warning = None;
-        let grammar = match constraint.as_ref().map(|constraint| self.grammar(constraint, &prompt, &ids)) {
-            None => None,
-            Some(Ok(grammar)) => Some(grammar),
-            Some(Err(error)) if self.policy.grammar_fallback => {
-                warning = Some(format!("grammar not enforced: {error}"));
-                if let (Prompt::Chat(chat), Some(constraint)) = (&mut prompt, &constraint) {
-                    instruct(chat, constraint);
-                    ids = self.prompt_tokens(&prompt)?;
-                }
-                None
-            }
-            Some(Err(error)) => return Err(grammar_error(&error)),
-        };
+        let constraint = self.constraint(&request.prompt, request.constraint.as_ref())?;
+        let ids = self.prompt_tokens(&request.prompt)?;
         let context = self.served.parts.context_length;
         if let Some(context) = context.filter(|context| ids.len() >= *context) {
             return Err(ApiError::context_length(ids.len(), context));
         }
-        let options = self.options(&request.settings, ids.len(), grammar);
-        let (parser, parallel_calls) = match &prompt {
+        let (parser, reasoning) = match &request.prompt {
             Prompt::Chat(chat) => {
                 let schemas = ToolSchemas::from_openai(&chat.tools);
-                (Some(self.format.parser(self.tokenizer(), &ids, schemas)), chat.parallel_tool_calls)
+                let parser = self.format.parser(self.tokenizer(), &ids, schemas);
+                (Some(parser), reasoning_before(self.tokenizer(), &ids, true))
             }
-            Prompt::Text(_) => (None, true),
+            Prompt::Text(_) => (None, Reasoning::None),
         };
-        let adapters = match &request.adapters {
-            Some(adapters) => adapters.clone(),
-            None => self.policy.adapter.iter().cloned().collect(),
-        };
-        let request = GenerationRequest { prompt: ids, options, adapters, prompt_cache: true };
-        Ok(Prepared { request, parser, parallel_calls, warning })
+        let known = constraint.as_ref().and_then(|constraint| self.compiled(constraint, reasoning));
+        Ok(Draft { request, ids, constraint, known, reasoning, parser })
+    }
+
+    /// The same request with words in place of a constraint that cannot be enforced.
+    fn instructed(&self, draft: Draft, constraint: &Constraint) -> Result<Draft, ApiError> {
+        let mut request = draft.request;
+        if let Prompt::Chat(chat) = &mut request.prompt {
+            instruct(chat, constraint);
+        }
+        Ok(Draft { constraint: None, ..self.draft(request)? })
     }
 
     /// What the reply must look like: calls where they are required, else what the request says.
@@ -181,19 +229,6 @@ impl App {
         let schemas = ToolSchemas::from_openai(&chat.tools);
         let calls = CalledTools::new(parser, &schemas, named, chat.parallel_tool_calls);
         calls.map(|calls| Some(Constraint::ToolCalls(calls))).map_err(|error| grammar_error(&error))
-    }
-
-    fn grammar(
-        &self,
-        constraint: &Constraint,
-        prompt: &Prompt,
-        ids: &[u32],
-    ) -> Result<Grammar, GrammarError> {
-        let reasoning = match prompt {
-            Prompt::Chat(_) => reasoning_before(self.tokenizer(), ids, true),
-            Prompt::Text(_) => Reasoning::None,
-        };
-        self.grammars()?.compile(constraint, reasoning)
     }
 
     fn options(&self, settings: &Settings, prompt: usize, grammar: Option<Grammar>) -> StreamOptions {
@@ -231,7 +266,11 @@ fn instruct(chat: &mut Chat, constraint: &Constraint) {
     }
 }
 
-fn check_length(bytes: usize) -> Result<(), ApiError> {
+/// Refuses more text than any model reads.
+///
+/// # Errors
+/// It is.
+pub fn check_length(bytes: usize) -> Result<(), ApiError> {
     match bytes > LONGEST_PROMPT {
         true => {
             let message = format!("the prompt has {bytes} bytes; at most {LONGEST_PROMPT} are taken");

@@ -228,6 +228,13 @@ impl Replies {
         self.prompt_tokens
     }
 
+    /// Tokens so far, of all replies.
+    pub fn usage(&self) -> Usage {
+        let mut usage = Usage { prompt: self.prompt_tokens, ..Usage::default() };
+        self.choices.iter().for_each(|choice| usage.add(&choice.usage(self.prompt_tokens)));
+        usage
+    }
+
     /// What happens next, and to which reply; `None` after the end of the last.
     ///
     /// # Errors
@@ -281,6 +288,7 @@ impl Replies {
                 }
                 choice.count_calls(&mut tail.events, self.parallel_calls);
                 choice.end();
+                choice.tokens = summary.stats.generation_tokens;
                 let outcome = choice.outcome(summary, self.prompt_tokens);
                 self.pending.push_back((index, Item::Done(outcome)));
                 Ok((!tail.events.is_empty()).then_some(Item::Piece(tail)))
@@ -302,13 +310,7 @@ impl Replies {
                 Item::Progress { .. } => {}
                 Item::Piece(piece) => {
                     whole.logprobs.extend(piece.logprobs);
-                    for event in piece.events {
-                        match event {
-                            ReplyEvent::Reasoning(text) => whole.reasoning.push_str(&text),
-                            ReplyEvent::Content(text) => whole.content.push_str(&text),
-                            ReplyEvent::ToolCall(call) => whole.calls.push(call),
-                        }
-                    }
+                    piece.events.into_iter().for_each(|event| whole.push(event));
                 }
                 Item::Done(outcome) => whole.outcome = Some(outcome),
             }
@@ -377,12 +379,8 @@ impl Choice {
 /// A whole reply.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Whole {
-    /// The reasoning.
-    pub reasoning: String,
-    /// The answer.
-    pub content: String,
-    /// The calls.
-    pub calls: Vec<ToolCall>,
+    /// Reasoning, text and calls in the order of their generation; neighbours of a kind are one.
+    pub blocks: Vec<ReplyEvent>,
     /// A token each, if asked for.
     pub logprobs: Vec<TokenLogprobs>,
     /// How it ended.
@@ -390,6 +388,37 @@ pub struct Whole {
 }
 
 impl Whole {
+    fn push(&mut self, event: ReplyEvent) {
+        match (self.blocks.last_mut(), event) {
+            (Some(ReplyEvent::Reasoning(text)), ReplyEvent::Reasoning(more))
+            | (Some(ReplyEvent::Content(text)), ReplyEvent::Content(more)) => text.push_str(&more),
+            (_, event) => self.blocks.push(event),
+        }
+    }
+
+    /// All its reasoning.
+    pub fn reasoning(&self) -> String {
+        let text = |block: &ReplyEvent| {
+            if let ReplyEvent::Reasoning(text) = block { Some(text.clone()) } else { None }
+        };
+        self.blocks.iter().filter_map(text).collect()
+    }
+
+    /// All its text.
+    pub fn content(&self) -> String {
+        let text = |block: &ReplyEvent| {
+            if let ReplyEvent::Content(text) = block { Some(text.clone()) } else { None }
+        };
+        self.blocks.iter().filter_map(text).collect()
+    }
+
+    /// All its calls.
+    pub fn calls(&self) -> impl Iterator<Item = &ToolCall> {
+        self.blocks
+            .iter()
+            .filter_map(|block| if let ReplyEvent::ToolCall(call) = block { Some(call) } else { None })
+    }
+
     /// Why it ended.
     pub fn finish(&self) -> Finish {
         self.outcome.as_ref().map_or(Finish::Stop, |outcome| outcome.finish)
@@ -414,4 +443,4 @@ pub fn logprobs_json<'a>(tokens: impl IntoIterator<Item = &'a TokenLogprobs>) ->
 
 #[cfg(test)]
 #[path = "reply_tests.rs"]
-mod tests;
+pub mod tests;

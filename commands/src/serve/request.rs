@@ -8,7 +8,7 @@ use super::error::ApiError;
 use super::fields::{Fields, object};
 use crate::args::range;
 use crate::args::sampling::LogitBias;
-use crate::engine::Message;
+use crate::engine::{Message, text_bytes};
 
 /// Texts that may end a reply, in OpenAI's protocols.
 pub const MOST_STOPS: usize = 4;
@@ -24,6 +24,8 @@ pub struct Request {
     pub settings: Settings,
     /// What the reply must look like.
     pub constraint: Option<Constraint>,
+    /// Whether that may never become words in the prompt, whatever `--grammar-fallback` says.
+    pub enforced: bool,
     /// Adapters by id; `None` for the server's default.
     pub adapters: Option<Vec<String>>,
 }
@@ -35,6 +37,19 @@ pub enum Prompt {
     Text(String),
     /// A conversation.
     Chat(Chat),
+}
+
+impl Prompt {
+    /// Bytes of text in it.
+    pub fn text_bytes(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Chat(chat) => {
+                let messages = chat.messages.iter().flat_map(Map::values);
+                messages.chain(&chat.tools).chain(chat.variables.values()).map(text_bytes).sum()
+            }
+        }
+    }
 }
 
 impl Default for Prompt {
@@ -173,6 +188,7 @@ fn hlg(fields: &Fields) -> Result<Option<Option<Hlg>>, ApiError> {
             return Err(fields.wrong("hlg", "must be true, false or an object with the curve's numbers"));
         }
     };
+    numbers.only(&["width", "shoulder", "toe", "pivot_offset"])?;
     let number = |name: &str, usual: f32| numbers.number(name, range::HLG).map(|n| n.unwrap_or(usual));
     Ok(Some(Some(Hlg {
         width: number("width", usual.width)?,

@@ -12,7 +12,6 @@ use mlx_bun::structured::tools::ToolCall;
 use serde_json::{Map, Value, json};
 
 use super::app::{App, new_id, now};
-use super::body::read_object;
 use super::error::ApiError;
 use super::log::RequestLog;
 use super::reply::{Finish, Outcome, Piece, Replies, Usage, json_response};
@@ -31,14 +30,16 @@ pub async fn handle(
     Extension(log): Extension<Arc<RequestLog>>,
     request: HttpRequest<Body>,
 ) -> Result<Response, ApiError> {
-    let body = read_object(request).await?;
+    let body = app.bodies.read_object(request).await?;
     let stored = match request::previous(&body)? {
         Some(id) => Some(app.responses.get(id).ok_or_else(|| unknown(id))?),
         None => None,
     };
     let ResponsesRequest { request, stream, store, items, instructions, echo } =
         request::read(&body, stored.as_deref())?;
+    let room = body.into_room();
     let started = app.start(request, 1).await?;
+    drop(room);
     let record = Record {
         id: new_id("resp_"),
         created: now(),
@@ -53,15 +54,12 @@ pub async fn handle(
     let warning = started.warning;
     let whole = started.replies.collect().await?.pop().unwrap_or_default();
     log.finished(whole.usage());
-    let mut output = Vec::new();
-    if !whole.reasoning.is_empty() {
-        output.push(reasoning_item(&new_id("rs_"), Some(&whole.reasoning)));
-    }
-    if !whole.content.is_empty() || whole.calls.is_empty() {
-        output.push(message_item(&new_id("msg_"), Some(&whole.content)));
-    }
-    output.extend(whole.calls.iter().map(|call| call_item(&new_id("fc_"), &call_id(call), call, true)));
-    let response = record.finish(output, whole.finish(), &whole.usage());
+    // The items of the stream, of which the last event has them all.
+    let mut encoder = ResponsesEncoder::new(record);
+    let outcome = whole.outcome.ok_or_else(ApiError::unavailable)?;
+    encoder.piece(0, Piece { events: whole.blocks, logprobs: None });
+    encoder.done(0, &outcome);
+    let response = encoder.last.unwrap_or_default();
     let mut response = json_response(&response);
     stream::warn(response.headers_mut(), warning.as_deref());
     Ok(response)
@@ -100,9 +98,8 @@ fn text_part(text: &str) -> Value {
     json!({"type": "output_text", "text": text, "annotations": []})
 }
 
-/// A message; `None` for one that has just begun.
-fn message_item(id: &str, text: Option<&str>) -> Value {
-    let status = if text.is_some() { "completed" } else { "in_progress" };
+/// A message, which is `in_progress` without a text, `completed` or `incomplete`.
+fn message_item(id: &str, status: &str, text: Option<&str>) -> Value {
     let content: Vec<Value> = text.map(text_part).into_iter().collect();
     json!({"type": "message", "id": id, "status": status, "role": "assistant", "content": content})
 }
@@ -127,6 +124,11 @@ fn usage_json(usage: &Usage) -> Value {
         "input_tokens_details": {"cached_tokens": usage.cached},
         "output_tokens_details": {"reasoning_tokens": usage.reasoning},
     })
+}
+
+/// Of a reply, and of the message that was its last.
+fn status(finish: Finish) -> &'static str {
+    if finish == Finish::Length { "incomplete" } else { "completed" }
 }
 
 /// What is known of a reply from its beginning.
@@ -155,8 +157,7 @@ impl Record {
 
     /// The whole reply, which is kept if it may be referred to.
     fn finish(&self, output: Vec<Value>, finish: Finish, usage: &Usage) -> Value {
-        let status = if finish == Finish::Length { "incomplete" } else { "completed" };
-        let mut response = self.object(status, &output, usage_json(usage));
+        let mut response = self.object(status(finish), &output, usage_json(usage));
         if finish == Finish::Length {
             response["incomplete_details"] = json!({"reason": "max_output_tokens"});
         }
@@ -212,7 +213,8 @@ impl ResponsesEncoder {
         self.push(events, "response.output_item.added", json!({"output_index": index, "item": item}));
     }
 
-    fn close(&mut self, events: &mut String) {
+    /// Closes what is open; `status` is that of a message.
+    fn close(&mut self, events: &mut String, status: &str) {
         let index = self.index();
         let item = match self.open.take() {
             None => return,
@@ -228,7 +230,7 @@ impl ResponsesEncoder {
                 let done = with(&with(&at, "text", json!(text)), "logprobs", json!([]));
                 self.push(events, "response.output_text.done", done);
                 self.push(events, "response.content_part.done", with(&at, "part", text_part(&text)));
-                message_item(&id, Some(&text))
+                message_item(&id, status, Some(&text))
             }
         };
         self.push(events, "response.output_item.done", json!({"output_index": index, "item": item}));
@@ -237,7 +239,7 @@ impl ResponsesEncoder {
 
     fn reasoning(&mut self, events: &mut String, text: &str) {
         if !matches!(self.open, Some(Open::Reasoning(..))) {
-            self.close(events);
+            self.close(events, "completed");
             let id = new_id("rs_");
             self.added(events, &reasoning_item(&id, None));
             let part = json!({
@@ -258,9 +260,9 @@ impl ResponsesEncoder {
 
     fn message(&mut self, events: &mut String) {
         if !matches!(self.open, Some(Open::Message(..))) {
-            self.close(events);
+            self.close(events, "completed");
             let id = new_id("msg_");
-            self.added(events, &message_item(&id, None));
+            self.added(events, &message_item(&id, "in_progress", None));
             let part = json!({"item_id": id, "output_index": self.index(), "content_index": 0, "part": text_part("")});
             self.push(events, "response.content_part.added", part);
             self.open = Some(Open::Message(id, String::new()));
@@ -279,7 +281,7 @@ impl ResponsesEncoder {
     }
 
     fn call(&mut self, events: &mut String, call: &ToolCall) {
-        self.close(events);
+        self.close(events, "completed");
         let (id, call_id) = (new_id("fc_"), call_id(call));
         self.added(events, &call_item(&id, &call_id, call, false));
         let index = self.index();
@@ -327,7 +329,8 @@ impl Encoder for ResponsesEncoder {
         if !has_answer {
             self.message(&mut events);
         }
-        self.close(&mut events);
+        // What the limit cut off is the message that is open.
+        self.close(&mut events, status(outcome.finish));
         let output = std::mem::take(&mut self.output);
         self.last = Some(self.record.finish(output, outcome.finish, &outcome.usage));
         events
@@ -336,7 +339,9 @@ impl Encoder for ResponsesEncoder {
     fn end(&mut self) -> String {
         let mut events = String::new();
         let response = self.last.take().unwrap_or_default();
-        self.push(&mut events, "response.completed", json!({"response": response}));
+        let kind =
+            if response["status"] == "incomplete" { "response.incomplete" } else { "response.completed" };
+        self.push(&mut events, kind, json!({"response": response}));
         events
     }
 
@@ -350,19 +355,25 @@ impl Encoder for ResponsesEncoder {
 
 #[cfg(test)]
 mod tests {
+    use mlx_bun::generate::stream::FinishReason;
+
+    use super::super::reply::tests::{CALL, encoded};
     use super::*;
 
-    #[test]
-    fn events_come_in_order() {
-        let record = Record {
+    fn record() -> Record {
+        Record {
             id: "resp_1".to_owned(),
             created: 1,
             model: "m".to_owned(),
             echo: Map::new(),
             instructions: None,
             store: None,
-        };
-        let mut encoder = ResponsesEncoder::new(record);
+        }
+    }
+
+    #[test]
+    fn events_come_in_order() {
+        let mut encoder = ResponsesEncoder::new(record());
         let call = ToolCall { name: "f".to_owned(), arguments: Map::new(), id: None };
         let events = vec![
             ReplyEvent::Reasoning("a".to_owned()),
@@ -399,7 +410,7 @@ mod tests {
                 "function_call_arguments.delta",
                 "function_call_arguments.done",
                 "output_item.done",
-                "completed",
+                "incomplete",
             ]
         );
         let numbers: Vec<_> = values.iter().map(|value| value["sequence_number"].as_u64().unwrap()).collect();
@@ -410,5 +421,40 @@ mod tests {
             (&json!("incomplete"), 3)
         );
         assert_eq!(response["usage"]["total_tokens"], 7);
+    }
+
+    #[test]
+    fn a_message_that_the_limit_cuts_is_incomplete() {
+        for (finish, expected) in [(Finish::Length, "incomplete"), (Finish::Stop, "completed")] {
+            let mut encoder = ResponsesEncoder::new(record());
+            let events = vec![ReplyEvent::Content("b".to_owned())];
+            encoder.piece(0, Piece { events, logprobs: None });
+            let outcome = Outcome { finish, stop: None, usage: Usage::default(), lane: None };
+            let done = encoder.done(0, &outcome);
+            let last = encoder.end();
+            assert!(done.contains(&format!("\"status\":\"{expected}\"")), "{done}");
+            assert!(last.starts_with(&format!("event: response.{expected}\n")), "{last}");
+            let data: Value =
+                serde_json::from_str(last.lines().nth(1).unwrap().strip_prefix("data: ").unwrap()).unwrap();
+            assert_eq!(
+                (&data["type"], &data["response"]["status"]),
+                (&json!(format!("response.{expected}")), &json!(expected))
+            );
+            assert_eq!(data["response"]["output"][0]["status"], expected);
+        }
+    }
+
+    #[test]
+    fn items_come_in_the_order_of_generation_however_the_reply_is_cut() {
+        let text = format!("Look: {CALL} and {CALL} so.");
+        for cut in 1..text.len() {
+            let pieces = [&text[..cut], &text[cut..]];
+            let events = encoded(&pieces, FinishReason::Stop, &mut ResponsesEncoder::new(record()));
+            let last = events.lines().filter_map(|line| line.strip_prefix("data: ")).next_back().unwrap();
+            let last: Value = serde_json::from_str(last).unwrap();
+            let items = last["response"]["output"].as_array().unwrap();
+            let kinds: Vec<_> = items.iter().map(|item| item["type"].as_str().unwrap()).collect();
+            assert_eq!(kinds, ["message", "function_call", "message", "function_call", "message"], "{cut}");
+        }
     }
 }

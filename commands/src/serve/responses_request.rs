@@ -97,12 +97,10 @@ pub fn read(body: &Map<String, Value>, stored: Option<&Stored>) -> Result<Respon
         variables,
     };
     let adapters = request::adapters(&fields)?;
-    let constraint = match format {
-        Some(format) => Some(format),
-        None => constraint::read(&fields)?,
-    };
+    let constraint = constraint::with(&fields, "text.format", format)?;
+    let enforced = constraint::is_enforced(&fields)?;
     Ok(ResponsesRequest {
-        request: Request { prompt: Prompt::Chat(chat), settings, constraint, adapters },
+        request: Request { prompt: Prompt::Chat(chat), settings, constraint, enforced, adapters },
         stream: fields.boolean("stream")?.unwrap_or(false),
         store: fields.boolean("store")?.unwrap_or(true),
         items,
@@ -288,6 +286,8 @@ mod tests {
             message(json!({"input": [{"type": "item_reference", "id": "x"}]})).contains("`item_reference`")
         );
         assert!(message(json!({"input": "x", "background": true})).contains("`background`"));
+        let twice = json!({"input": "x", "text": {"format": {"type": "json_object"}}, "guided_regex": "a"});
+        assert!(message(twice).contains("`guided_regex` cannot be combined with `text.format`"));
         assert!(message(json!({"input": "x", "truncation": "auto"})).contains("`truncation`"));
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::Router;
+use axum::body::to_bytes;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
@@ -12,6 +13,7 @@ use serde_json::{Map, Value, json};
 
 use super::app::{App, new_id};
 use super::error::{ApiError, Dialect};
+use super::listen::LARGEST_HEAD;
 use super::log::RequestLog;
 use super::reply::json_response;
 use super::{adapters, chat, completions, embeddings, messages, models, responses, status, tokenize};
@@ -161,8 +163,13 @@ async fn front(State(app): State<Arc<App>>, mut request: Request, next: Next) ->
     let headers = request.headers().clone();
     let mut response = match app.guard.check(&method, &headers, path == "/health") {
         Err(error) => error.response(Dialect::of_path(&path)),
+        Ok(()) if head_size(&request) > LARGEST_HEAD => {
+            let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
+            let message = format!("the request's head has more than {LARGEST_HEAD} bytes");
+            ApiError::new(status, message).response(Dialect::of_path(&path))
+        }
         Ok(()) if method == Method::OPTIONS => StatusCode::NO_CONTENT.into_response(),
-        Ok(()) => next.run(request).await,
+        Ok(()) => in_our_words(next.run(request).await, Dialect::of_path(&path)).await,
     };
     log.status(response.status().as_u16());
     app.guard.add_cors(&headers, response.headers_mut());
@@ -173,6 +180,30 @@ async fn front(State(app): State<Arc<App>>, mut request: Request, next: Next) ->
     headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     response
+}
+
+/// Bytes of a request's head, as it was written or nearly so.
+fn head_size(request: &Request) -> usize {
+    let fields =
+        request.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + ": \r\n".len());
+    request.uri().to_string().len() + fields.sum::<usize>()
+}
+
+/// Refusals that come from the framework, as text, become errors of the protocol.
+async fn in_our_words(response: Response, dialect: Dialect) -> Response {
+    let status = response.status();
+    let kind = response.headers().get(header::CONTENT_TYPE);
+    let is_text = kind.is_none_or(|kind| kind.as_bytes().starts_with(b"text/plain"));
+    if !is_text || !(status.is_client_error() || status.is_server_error()) {
+        return response;
+    }
+    let words = to_bytes(response.into_body(), 4096).await.unwrap_or_default();
+    let words = String::from_utf8_lossy(&words);
+    let message = match words.trim() {
+        "" => status.canonical_reason().unwrap_or("the request failed").to_lowercase(),
+        words => words.to_owned(),
+    };
+    ApiError::new(status, message).response(dialect)
 }
 
 /// The client's own id, if it is fit for a log; else a new one.

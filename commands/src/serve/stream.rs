@@ -16,7 +16,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::error::ApiError;
 use super::log::RequestLog;
 use super::prepare::Started;
-use super::reply::{Item, Outcome, Piece, Replies, Usage};
+use super::reply::{Item, Outcome, Piece, Replies};
 
 /// Pieces that wait for the connection.
 const WAITING: usize = 64;
@@ -80,12 +80,37 @@ pub fn warn(headers: &mut HeaderMap, warning: Option<&str>) {
 
 type Sender = mpsc::Sender<Result<Bytes, Infallible>>;
 
-async fn write(mut replies: Replies, mut encoder: impl Encoder, sender: Sender, log: Arc<RequestLog>) {
-    let send = async |text: String| text.is_empty() || sender.send(Ok(Bytes::from(text))).await.is_ok();
-    if !send(encoder.begin(&replies)).await {
-        return;
+/// How the writing of a stream ended.
+enum End {
+    /// All of it is sent.
+    Whole,
+    /// The client went.
+    Left,
+    /// With an error of this status, of which the client is told.
+    Failed(u16),
+}
+
+async fn write(mut replies: Replies, encoder: impl Encoder, sender: Sender, log: Arc<RequestLog>) {
+    let end = send_all(&mut replies, encoder, &sender, &log).await;
+    let usage = replies.usage();
+    match end {
+        End::Left => return log.left(usage),
+        End::Failed(status) => log.failed(status),
+        End::Whole => {}
     }
-    let mut usage = Usage { prompt: replies.prompt_tokens(), ..Usage::default() };
+    log.finished(usage);
+}
+
+async fn send_all(
+    replies: &mut Replies,
+    mut encoder: impl Encoder,
+    sender: &Sender,
+    log: &RequestLog,
+) -> End {
+    let send = async |text: String| text.is_empty() || sender.send(Ok(Bytes::from(text))).await.is_ok();
+    if !send(encoder.begin(replies)).await {
+        return End::Left;
+    }
     let mut silence = interval(KEEP_ALIVE);
     silence.set_missed_tick_behavior(MissedTickBehavior::Delay);
     silence.reset();
@@ -93,17 +118,17 @@ async fn write(mut replies: Replies, mut encoder: impl Encoder, sender: Sender, 
     loop {
         let next = tokio::select! {
             biased;
-            () = sender.closed() => return,
+            () = sender.closed() => return End::Left,
             next = replies.next() => next,
             _ = silence.tick() => {
                 if !send(": keepalive\n\n".to_owned()).await {
-                    return;
+                    return End::Left;
                 }
                 continue;
             }
         };
         let text = match next {
-            None => break,
+            None => return if send(encoder.end()).await { End::Whole } else { End::Left },
             Some(Ok((_, Item::Progress { done, total }))) => {
                 if progress.is_some_and(|last| last.elapsed() < PROGRESS) {
                     continue;
@@ -117,25 +142,17 @@ async fn write(mut replies: Replies, mut encoder: impl Encoder, sender: Sender, 
                 }
                 encoder.piece(index, piece)
             }
-            Some(Ok((index, Item::Done(outcome)))) => {
-                usage.add(&outcome.usage);
-                encoder.done(index, &outcome)
-            }
+            Some(Ok((index, Item::Done(outcome)))) => encoder.done(index, &outcome),
             Some(Err(error)) => {
-                log.status(error.status.as_u16());
                 send(encoder.failed(&error)).await;
-                log.finished(usage);
-                return;
+                return End::Failed(error.status.as_u16());
             }
         };
         if !text.is_empty() {
             silence.reset();
         }
         if !send(text).await {
-            return;
+            return End::Left;
         }
-    }
-    if send(encoder.end()).await {
-        log.finished(usage);
     }
 }

@@ -9,9 +9,9 @@ use axum::response::Response;
 use serde_json::{Map, Value, json};
 
 use super::app::App;
-use super::body::read_object;
 use super::error::ApiError;
 use super::fields::Fields;
+use super::prepare::check_length;
 use super::reply::json_response;
 use super::request::{self, Chat, Prompt};
 use super::tools;
@@ -19,7 +19,7 @@ use super::tools;
 /// What is to be tokenized.
 enum Source {
     Text { text: String, add_special: bool },
-    Chat(Box<Chat>),
+    Chat(Prompt),
 }
 
 fn read(body: &Map<String, Value>) -> Result<(Source, bool), ApiError> {
@@ -38,7 +38,7 @@ fn read(body: &Map<String, Value>) -> Result<(Source, bool), ApiError> {
             let (variables, _) = request::template_variables(&fields)?;
             let messages = request::messages(&fields)?;
             let tools = tools::read(&fields)?;
-            Source::Chat(Box::new(Chat { messages, tools, variables, ..Chat::default() }))
+            Source::Chat(Prompt::Chat(Chat { messages, tools, variables, ..Chat::default() }))
         }
         None => return Err(ApiError::invalid("`content`, `prompt` or `messages` is required")),
     };
@@ -47,15 +47,22 @@ fn read(body: &Map<String, Value>) -> Result<(Source, bool), ApiError> {
 
 /// Token ids of a text or of a conversation.
 pub async fn tokenize(State(app): State<Arc<App>>, request: Request<Body>) -> Result<Response, ApiError> {
-    let body = read_object(request).await?;
+    let body = app.bodies.read_object(request).await?;
     let (source, pieces) = read(&body)?;
-    let tokens = app.off_thread(move |app| match source {
+    let _room = body.into_room();
+    let bytes = match &source {
+        Source::Text { text, .. } => text.len(),
+        Source::Chat(prompt) => prompt.text_bytes(),
+    };
+    let tokens = app.off_thread_over(bytes, move |app| match source {
         Source::Text { text, .. } if text.is_empty() => Ok(Vec::new()),
-        Source::Text { text, add_special } => app
-            .tokenizer()
-            .encode(&text, add_special)
-            .map_err(|error| ApiError::invalid(format!("the text cannot be tokenized: {error}"))),
-        Source::Chat(chat) => app.prompt_tokens(&Prompt::Chat(*chat)),
+        Source::Text { text, add_special } => {
+            check_length(text.len())?;
+            app.check_fits(&text)?;
+            let ids = app.tokenizer().encode(&text, add_special);
+            ids.map_err(|error| ApiError::invalid(format!("the text cannot be tokenized: {error}")))
+        }
+        Source::Chat(prompt) => app.prompt_tokens(&prompt),
     });
     let tokens = tokens.await?;
     let text = |id: &u32| String::from_utf8_lossy(&app.tokenizer().token_bytes(*id)).into_owned();
@@ -73,11 +80,17 @@ pub async fn tokenize(State(app): State<Arc<App>>, request: Request<Body>) -> Re
 
 /// The text of token ids.
 pub async fn detokenize(State(app): State<Arc<App>>, request: Request<Body>) -> Result<Response, ApiError> {
-    let body = read_object(request).await?;
+    let body = app.bodies.read_object(request).await?;
     let fields = Fields::new(&body);
     let list = fields.list("tokens")?.ok_or_else(|| fields.wrong("tokens", "is missing"))?;
     let ids: Option<Vec<u32>> = list.iter().map(|id| u32::try_from(id.as_u64()?).ok()).collect();
     let ids = ids.ok_or_else(|| fields.wrong("tokens", "must be a list of token ids"))?;
+    // A model may have more rows than its tokenizer has tokens; they stand for no text.
+    let known =
+        |id: u32| (id as usize) < app.served.parts.vocab_size || app.tokenizer().id_to_token(id).is_some();
+    if let Some(unknown) = ids.iter().find(|id| !known(**id)) {
+        return Err(fields.wrong("tokens", format!("has {unknown}, which is outside the vocabulary")));
+    }
     let text = app.off_thread(move |app| Ok(app.tokenizer().decode(&ids, false))).await?;
     Ok(json_response(&json!({"content": text, "prompt": text})))
 }

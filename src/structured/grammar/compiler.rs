@@ -102,16 +102,27 @@ impl GrammarCompiler {
     /// # Errors
     /// The constraint is no grammar, cannot be enforced whole, or is too much work.
     pub fn compile(&self, constraint: &Constraint, reasoning: Reasoning) -> Result<Grammar, GrammarError> {
-        let size = constraint.size();
-        if size > self.limits.bytes {
-            return Err(GrammarError::TooLarge { size, limit: self.limits.bytes });
-        }
-        let hash = hash(constraint, reasoning);
-        if let Some(grammar) = self.cached(hash, constraint, reasoning) {
+        self.compile_holding(constraint, reasoning, ())
+    }
+
+    /// As [`compile`](Self::compile), and `held` is dropped when the work has really ended, which after
+    /// [`GrammarError::Timeout`] may be much later: with a place among a few to hold, works that nobody waits for any
+    /// more cannot pile up.
+    ///
+    /// # Errors
+    /// As for [`compile`](Self::compile).
+    pub fn compile_holding(
+        &self,
+        constraint: &Constraint,
+        reasoning: Reasoning,
+        held: impl Send + 'static,
+    ) -> Result<Grammar, GrammarError> {
+        if let Some(grammar) = self.find(constraint, reasoning)? {
             return Ok(grammar);
         }
         let grammars = constraint.to_grammars(&self.tokenizer, reasoning, &self.limits)?;
-        let grammar = self.build(grammars)?;
+        let grammar = self.build(grammars, held)?;
+        let hash = hash(constraint, reasoning);
         let mut cache = lock(&self.cache);
         while cache.len() >= self.limits.cached.max(1) {
             cache.remove(0);
@@ -120,20 +131,34 @@ impl GrammarCompiler {
         Ok(grammar)
     }
 
-    /// Hashes may collide, constraints do not.
-    fn cached(&self, hash: u64, constraint: &Constraint, reasoning: Reasoning) -> Option<Grammar> {
+    /// What was compiled before.
+    ///
+    /// # Errors
+    /// The constraint is larger than any that is compiled.
+    pub fn find(
+        &self,
+        constraint: &Constraint,
+        reasoning: Reasoning,
+    ) -> Result<Option<Grammar>, GrammarError> {
+        let size = constraint.size();
+        if size > self.limits.bytes {
+            return Err(GrammarError::TooLarge { size, limit: self.limits.bytes });
+        }
+        let hash = hash(constraint, reasoning);
         let mut cache = lock(&self.cache);
+        // Hashes may collide, constraints do not.
         let found =
-            cache.iter().position(|entry| (entry.0, &entry.1, entry.2) == (hash, constraint, reasoning))?;
+            cache.iter().position(|entry| (entry.0, &entry.1, entry.2) == (hash, constraint, reasoning));
+        let Some(found) = found else { return Ok(None) };
         let entry = cache.remove(found);
         let grammar = entry.3.clone();
         cache.push(entry);
-        Some(grammar)
+        Ok(Some(grammar))
     }
 
     /// Compiles on a thread of its own, which is left behind when the time is up; its work is bounded too, so it
     /// ends by itself.
-    fn build(&self, grammars: TopLevelGrammar) -> Result<Grammar, GrammarError> {
+    fn build(&self, grammars: TopLevelGrammar, held: impl Send + 'static) -> Result<Grammar, GrammarError> {
         let (send, receive) = mpsc::channel();
         let factory = Arc::clone(&self.factory);
         let compile = move || {
@@ -149,6 +174,7 @@ impl GrammarCompiler {
             }));
             // Nobody listens any more once the time is up.
             let _ = send.send(compiled.map_err(|error| error.to_string()));
+            drop(held);
         };
         std::thread::Builder::new()
             .name("grammar".to_owned())

@@ -80,6 +80,7 @@ impl Constraint {
         let mut grammars = vec![match self {
             Self::JsonObject => schema_grammar(json!({"type": "object"}), true, true, limits)?,
             Self::JsonSchema { schema, strict, any_whitespace } => {
+                schema.as_object().map_or(Ok(()), json_schema::check_keywords)?;
                 schema_grammar(schema.clone(), *strict, *any_whitespace, limits)?
             }
             Self::Regex(pattern) => {

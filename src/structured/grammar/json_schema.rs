@@ -75,6 +75,43 @@ pub(super) fn prepare(
     Ok(schema)
 }
 
+/// Remarks, which restrict nothing.
+const REMARKS: [&str; 13] = [
+    "title",
+    "description",
+    "default",
+    "examples",
+    "deprecated",
+    "readOnly",
+    "writeOnly",
+    "$comment",
+    "$id",
+    "id",
+    "$anchor",
+    "$dynamicAnchor",
+    "$vocabulary",
+];
+
+/// Refuses an object of names that restrict nothing and are no remarks either, which would allow everything: a schema in
+/// somebody's envelope, say.
+pub(super) fn check_keywords(schema: &Map<String, Value>) -> Result<(), GrammarError> {
+    let is_remark = |key: &String| REMARKS.contains(&key.as_str());
+    if schema.keys().any(|key| restricts(key)) || schema.keys().all(is_remark) {
+        return Ok(());
+    }
+    let keys: Vec<&str> = schema.keys().take(3).map(String::as_str).collect();
+    let problem =
+        format!("`#` has no keyword of JSON schema, but {}; is the schema inside?", keys.join(", "));
+    Err(GrammarError::Invalid(problem))
+}
+
+fn restricts(key: &str) -> bool {
+    let lists: [&[&str]; 4] = [&ONE, &LIST, &NAMED, &PLAIN];
+    key == "format"
+        || lists.iter().any(|list| list.contains(&key))
+        || REFUSED.iter().any(|(keyword, _)| *keyword == key)
+}
+
 struct Walk {
     strict: bool,
     nesting: usize,

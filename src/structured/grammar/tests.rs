@@ -1,6 +1,7 @@
 //! Constraints over the tiny tokenizer of the fixtures: what they let through, what is refused and how.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 
@@ -127,6 +128,21 @@ fn what_cannot_be_enforced_is_named() {
         schema(json!({"type": "integer", "title": "T", "nullable": false, "format": "uint32", "x-y": 1,
         "uniqueItems": false, "x-guidance": {"lenient": true}}));
     assert!(accepts(&compiler(), &remarks, "7"));
+    // It would allow everything.
+    for envelope in [
+        json!({"name": "n", "description": "d", "schema": {"type": "null"}}),
+        json!({"jsn": {"type": "null"}}),
+    ] {
+        assert!(refusal(&schema(envelope.clone())).contains("no keyword of JSON schema"), "{envelope}");
+    }
+    let tools =
+        [json!({"type": "function", "function": {"name": "f", "parameters": {"city": {"type": "string"}}}})];
+    let calls = ToolChoice::new(ToolParser::JsonTools, &ToolSchemas::from_openai(&tools), None, true);
+    let refused = calls
+        .and_then(|calls| compiler().compile(&Constraint::ToolCalls(calls), Reasoning::None).map(|_| ()));
+    assert!(refused.unwrap_err().to_string().contains("no keyword of JSON schema"));
+    assert!(accepts(&compiler(), &schema(json!({"title": "T"})), "1"));
+    assert!(accepts(&compiler(), &schema(json!({})), "1"));
     let overlapping = schema(json!({"oneOf": [{"type": "integer"}, {"type": "number"}]}));
     assert!(refusal(&overlapping).contains("`oneOf`"));
 }
@@ -186,6 +202,37 @@ fn size_nesting_and_work_are_bounded() {
     let large = Constraint::Choice((0..9000).map(|n| format!("choice {n}")).collect());
     let timeout = compiler.compile(&large, Reasoning::None);
     assert!(matches!(timeout, Err(GrammarError::Timeout(_))), "{timeout:?}");
+}
+
+#[test]
+fn work_that_nobody_waits_for_holds_its_place() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    struct Place(Arc<AtomicBool>);
+    impl Drop for Place {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+    let compiler =
+        GrammarCompiler::new(&tokenizer(), Limits { compile_time: Duration::ZERO, ..Limits::default() })
+            .unwrap();
+    let properties: serde_json::Map<_, _> =
+        (0..200).map(|index| (format!("p{index}"), json!({"type": "integer"}))).collect();
+    let wide = schema(json!({"type": "object", "properties": properties, "additionalProperties": false}));
+    let free = Arc::new(AtomicBool::new(false));
+    let result = compiler.compile_holding(&wide, Reasoning::None, Place(Arc::clone(&free)));
+    assert!(matches!(result, Err(GrammarError::Timeout(_))), "{result:?}");
+    assert!(!free.load(Ordering::SeqCst), "the work goes on, and holds its place");
+    let since = std::time::Instant::now();
+    while !free.load(Ordering::SeqCst) {
+        assert!(since.elapsed() < Duration::from_secs(120), "the place is lost");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // What needs no compiling needs no place for long either.
+    let free = Arc::new(AtomicBool::new(false));
+    let too_large = Constraint::Regex("a".repeat(Limits::default().bytes + 1));
+    assert!(compiler.compile_holding(&too_large, Reasoning::None, Place(Arc::clone(&free))).is_err());
+    assert!(free.load(Ordering::SeqCst));
 }
 
 #[test]

@@ -8,8 +8,8 @@ use serde_json::{Map, Value, json};
 use super::compiler::Limits;
 use super::constraint::{reasoning_rules, schema_grammar};
 use super::lark::Text;
-use super::tool_syntax;
 use super::{GrammarError, Reasoning};
+use super::{json_schema, tool_syntax};
 use crate::structured::tools::{ToolParser, ToolSchemas};
 use crate::tokenizer::Tokenizer;
 
@@ -190,6 +190,7 @@ impl Builder<'_> {
             Value::Object(schema) => schema.clone(),
             _ => Map::new(),
         };
+        json_schema::check_keywords(&schema).map_err(|error| self.refuse(error.to_string()))?;
         schema.entry("type").or_insert_with(|| json!("object"));
         self.json(Value::Object(schema))
     }
