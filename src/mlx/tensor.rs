@@ -17,8 +17,8 @@ extern "C" fn release(payload: *mut c_void) {
 }
 
 impl Array {
-    /// An array over a tensor's bytes. A mapped tensor stays mapped: pages are read when they are used, and the
-    /// mapping lives as long as the array. Misaligned bytes are copied.
+    /// An array over a tensor's bytes. Where MLX takes them a mapped tensor stays mapped: pages are read when they are
+    /// used, and the mapping lives as long as the array. Elsewhere, and when they are misaligned, they are copied.
     pub fn from_tensor(tensor: &Tensor) -> Result<Self> {
         let dtype = Dtype::from(tensor.dtype);
         let shape =
@@ -56,7 +56,17 @@ impl Array {
                 )
             }
         };
-        if raw.ctx.is_null() { Err(last_error()) } else { Ok(Array::from_raw(raw)) }
+        if raw.ctx.is_null() {
+            return Err(last_error());
+        }
+        let array = Array::from_raw(raw);
+        // SAFETY: an array made from data has it at once.
+        let copied = unsafe { ffi::mlx_array_data_uint8(array.raw) } != bytes.as_ptr();
+        if copied {
+            // MLX's CPU build takes no foreign memory: without this the model would be in memory twice while it loads.
+            tensor.data.release();
+        }
+        Ok(array)
     }
 
     /// A copy of the elements as a tensor that a file can hold; computes the array first.

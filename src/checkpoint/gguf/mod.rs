@@ -43,7 +43,7 @@ use self::header::{Header, TensorInfo};
 use self::names::{Architecture, Place, Role};
 pub use self::permute::RowOrder;
 use crate::checkpoint::mapping::{MappedFile, map_file};
-use crate::checkpoint::tensor::Tensor;
+use crate::checkpoint::tensor::{Tensor, TensorData};
 
 /// A model read from a GGUF file.
 #[derive(Debug)]
@@ -131,6 +131,10 @@ fn read(file: &MappedFile) -> Result<GgufModel, Fault> {
     }
 
     let converted = convert::convert(file, &recipes);
+    // What was unpacked is not needed a second time.
+    for Recipe { info, .. } in &recipes {
+        TensorData::Mapped { file: file.clone(), range: info.range.clone() }.release();
+    }
     let mut tensors = BTreeMap::new();
     let mut matrices = Vec::new();
     for ((Place { module, leaf, role }, ..), converted) in places.into_iter().zip(converted) {
