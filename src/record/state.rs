@@ -73,10 +73,10 @@ impl MachineState {
         let state = Self {
             host: System::host_name(),
             chip: machine::processor(),
-            ram_gb: machine::ram().map(|bytes| bytes as f64 / (1u64 << 30) as f64),
-            swap_mb: known.then(|| system.used_swap() as f64 / MIB),
-            free_pct: known.then(|| free(&system, total)),
-            load1m: load(),
+            ram_gb: machine::ram().map(|bytes| hundredths(bytes as f64 / (1u64 << 30) as f64)),
+            swap_mb: known.then(|| hundredths(system.used_swap() as f64 / MIB)),
+            free_pct: known.then(|| hundredths(free(&system, total))),
+            load1m: load().map(hundredths),
             big_procs: big_processes(&mut system),
             at: chrono::Utc::now().to_rfc3339_opts(chrono::SecondsFormat::Secs, true),
             ..Self::default()
@@ -142,6 +142,11 @@ fn free(system: &System, total: u64) -> f64 {
         None => (system.available_memory(), total),
     };
     free as f64 / total.max(1) as f64 * 100.0
+}
+
+/// As many digits as mean anything; JSON keeps them to the bit.
+fn hundredths(value: f64) -> f64 {
+    (value * 100.0).round() / 100.0
 }
 
 fn load() -> Option<f64> {
