@@ -31,13 +31,16 @@ static INSTALLED: OnceLock<Interrupt> = OnceLock::new();
 /// Whether the user asked the work to stop, for the end of the program: what failed since then failed because of it.
 /// Ctrl-C goes to the whole group of processes, and MLX reports the death of its compiler as any other error.
 pub fn asked() -> bool {
-    INSTALLED.get().is_some_and(Interrupt::is_set)
+    INSTALLED.get().is_some_and(|interrupt| interrupt.is_set() || interrupt.raised.load(Ordering::SeqCst))
 }
 
 /// Whether the user wants the work to stop. Clones share the answer.
 #[derive(Clone, Default)]
 pub struct Interrupt {
     state: Arc<AtomicU8>,
+    /// Whether a Ctrl-C came since work began: up before the thread that watches has woken, by when the compiler that
+    /// the same Ctrl-C ended may have been reported as an error.
+    raised: Arc<AtomicBool>,
 }
 
 impl Interrupt {
@@ -52,6 +55,7 @@ impl Interrupt {
         // Actions run in the order of their registration: the flag is up before the byte arrives.
         flag::register(SIGTERM, Arc::clone(&terminated))?;
         low_level::pipe::register(SIGTERM, waker.try_clone()?)?;
+        flag::register(SIGINT, Arc::clone(&interrupt.raised))?;
         low_level::pipe::register(SIGINT, waker)?;
         let (watched, printer) = (interrupt.clone(), printer.clone());
         let watch = move || watched.watch(wakeups, &terminated, || printer.hint(NOTICE));
@@ -94,6 +98,7 @@ impl Interrupt {
 
     /// Work begins: Ctrl-C asks it to stop. Forgets an earlier request.
     pub fn begin(&self) {
+        self.raised.store(false, Ordering::SeqCst);
         self.state.store(BUSY, Ordering::SeqCst);
     }
 
