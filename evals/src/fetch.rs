@@ -10,11 +10,11 @@ use std::time::Duration;
 use flate2::read::GzDecoder;
 use mlx_bun::checkpoint::atomic_file::{AtomicFileError, write_bytes_atomically};
 use mlx_bun::checkpoint::environment::Environment;
+use mlx_bun::hub::trusting;
 use regex::Regex;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use ureq::Agent;
-use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 
 use crate::data::{DataError, EvalData, read_rows};
 use crate::{bfcl, gsm8k, hashhop, humaneval, ifeval, kl, mmlu};
@@ -167,16 +167,8 @@ fn agent(environment: &Environment) -> Result<Agent, FetchError> {
     let named =
         ["PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"].iter().find_map(|name| environment.path(name));
     if let Some(path) = named {
-        let pem =
-            std::fs::read(&path).map_err(|cause| FetchError::Certificates { path: path.clone(), cause })?;
-        let roots: Vec<Certificate> = parse_pem(&pem)
-            .filter_map(|item| match item {
-                Ok(PemItem::Certificate(certificate)) => Some(certificate),
-                _ => None,
-            })
-            .collect();
-        let roots = RootCerts::Specific(roots.into());
-        config = config.tls_config(TlsConfig::builder().root_certs(roots).build());
+        let tls = trusting(&path).map_err(|cause| FetchError::Certificates { path: path.clone(), cause })?;
+        config = config.tls_config(tls);
     }
     Ok(config.build().new_agent())
 }

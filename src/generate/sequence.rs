@@ -94,13 +94,17 @@ impl Sequence {
     /// MLX's, which lose the caches.
     pub fn take_caches(&mut self) -> Result<Vec<LayerCache>, mlx::Error> {
         self.in_flight = None;
-        let caches = std::mem::take(&mut self.caches);
-        let apart = |cache: LayerCache| match cache {
-            // It holds the rows of others, too.
-            LayerCache::Joined(joined) => joined.export(),
-            cache => Ok(cache),
-        };
-        caches.into_iter().map(apart).collect()
+        let mut caches = std::mem::take(&mut self.caches);
+        let mut apart = Vec::new();
+        for (layer, cache) in caches.iter_mut().enumerate() {
+            if let LayerCache::Joined(joined) = cache {
+                *cache = joined.export()?;
+                apart.push(layer);
+            }
+        }
+        // Copies hold on to the rows of others until they are computed.
+        mlx::eval(apart.into_iter().flat_map(|layer| caches[layer].arrays()))?;
+        Ok(caches)
     }
 
     /// Whether the first step has not begun.

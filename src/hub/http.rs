@@ -4,6 +4,7 @@
 //! `Range` survives the hop to the storage host.
 
 use std::io::{self, Read};
+use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
@@ -26,6 +27,20 @@ const TRANSIENT: [u16; 6] = [408, 429, 500, 502, 503, 504];
 /// A host that cannot be reached at all is given up sooner than one that stumbles.
 const MOST_CONNECTS: u32 = 2;
 const NAP: Duration = Duration::from_millis(50);
+
+/// TLS that trusts the certificates of a PEM file and no others.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn trusting(file: &Path) -> io::Result<TlsConfig> {
+    let pem = std::fs::read(file)?;
+    let certificate = |item| match item {
+        Ok(PemItem::Certificate(certificate)) => Some(certificate),
+        _ => None,
+    };
+    let roots: Vec<Certificate> = parse_pem(&pem).filter_map(certificate).collect();
+    Ok(TlsConfig::builder().root_certs(RootCerts::Specific(roots.into())).build())
+}
 
 /// Speaks to the hub. Can be shared between threads.
 #[derive(Clone, Debug)]
@@ -91,15 +106,7 @@ impl HubClient {
             .accept_encoding("identity")
             .user_agent(concat!("mlx-bun/", env!("CARGO_PKG_VERSION")));
         if let Some(file) = &settings.certificates {
-            let pem = std::fs::read(file).map_err(HubError::io("read", file))?;
-            let roots: Vec<Certificate> = parse_pem(&pem)
-                .filter_map(|item| match item {
-                    Ok(PemItem::Certificate(certificate)) => Some(certificate),
-                    _ => None,
-                })
-                .collect();
-            let roots = RootCerts::Specific(roots.into());
-            config = config.tls_config(TlsConfig::builder().root_certs(roots).build());
+            config = config.tls_config(trusting(file).map_err(HubError::io("read", file))?);
         }
         Ok(Self { agent: config.build().new_agent(), settings })
     }

@@ -22,7 +22,7 @@ mod url;
 pub use digest::ContentId;
 pub use download::{DownloadRequest, Downloaded};
 pub use error::HubError;
-pub use http::HubClient;
+pub use http::{HubClient, trusting};
 pub use listing::{RepoFile, RepoListing};
 pub use progress::TransferProgress;
 pub use settings::{HubSettings, Retry, Token};

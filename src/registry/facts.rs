@@ -41,12 +41,12 @@ pub(super) fn of_directory(
     let mut model = of_config(&config, repo_id);
     model.path = directory.to_owned();
     let mut weights = Weights::default();
-    let (mut files, mut unfinished) = (0, has_unfinished_download(directory));
+    let (mut files, mut dangling) = (0, false);
     for name in safetensors_in(directory)? {
         let path = directory.join(&name);
         if !usable(&path) {
             model.complete = false;
-            unfinished |= is_dangling(&path);
+            dangling |= is_dangling(&path);
             continue;
         }
         let size = fs::metadata(&path).map(|metadata| metadata.len()).unwrap_or_default();
@@ -65,7 +65,7 @@ pub(super) fn of_directory(
             Err(_) => model.complete = false,
         }
     }
-    if files == 0 && unfinished {
+    if files == 0 && (dangling || has_unfinished_download(directory)) {
         model.complete = false;
     } else if files == 0 {
         return Err("it has no .safetensors file".to_owned());

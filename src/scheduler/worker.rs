@@ -436,10 +436,6 @@ impl<'a> Worker<'a> {
         }
         let tokens = row.held().to_vec();
         let Ok(caches) = row.sequence.take_caches() else { return };
-        // Parts of a batch are copies that hold on to the whole of it until they are computed.
-        if mlx::eval(caches.iter().flat_map(LayerCache::arrays)).is_err() {
-            return;
-        }
         let namespace = self.namespace(&row.stack);
         self.keep(namespace, tokens, caches);
     }

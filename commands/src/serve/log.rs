@@ -291,18 +291,17 @@ mod tests {
         assert_eq!(captured.err(), "3 lines were lost: nobody read them in time\none\ntwo\n");
     }
 
+    fn request(log: &Log) -> Arc<RequestLog> {
+        let [id, method, route] = ["r1", "POST", "/v1/x"].map(str::to_owned);
+        RequestLog::new(log.clone(), Arc::default(), id, method, route)
+    }
+
     #[test]
     fn a_stream_that_fails_keeps_the_status_that_was_sent() {
         for format in [LogFormat::Text, LogFormat::Json] {
             let (printer, captured) = Printer::captured(Verbosity::Default);
             let log = Log::new(printer, format).unwrap();
-            let request = RequestLog::new(
-                log.clone(),
-                Arc::default(),
-                "r1".to_owned(),
-                "POST".to_owned(),
-                "/v1/x".to_owned(),
-            );
+            let request = request(&log);
             request.status(200);
             request.streaming();
             request.failed(503);
@@ -329,13 +328,7 @@ mod tests {
     fn a_request_is_one_line_when_it_is_over() {
         let (printer, captured) = Printer::captured(Verbosity::Default);
         let log = Log::new(printer, LogFormat::Json).unwrap();
-        let request = RequestLog::new(
-            log.clone(),
-            Arc::default(),
-            "r1".to_owned(),
-            "POST".to_owned(),
-            "/v1/x".to_owned(),
-        );
+        let request = request(&log);
         request.status(200);
         request.streaming();
         let streaming = Arc::clone(&request);
@@ -356,13 +349,7 @@ mod tests {
     fn a_client_that_goes_is_told_apart() {
         let (printer, captured) = Printer::captured(Verbosity::Default);
         let log = Log::new(printer, LogFormat::Text).unwrap();
-        let request = RequestLog::new(
-            log.clone(),
-            Arc::default(),
-            "r1".to_owned(),
-            "POST".to_owned(),
-            "/v1/x".to_owned(),
-        );
+        let request = request(&log);
         request.status(200);
         request.streaming();
         drop(request);

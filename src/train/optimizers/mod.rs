@@ -165,6 +165,11 @@ impl Optimizer {
     }
 }
 
+/// The gradient with a pull of the parameter to zero in it.
+fn decayed(gradient: &Array, parameter: &Array, decay: f32) -> Result<Array> {
+    if decay == 0.0 { Ok(gradient.clone()) } else { gradient.add(&parameter.multiply_scalar(decay)?) }
+}
+
 /// Python computes `1 - x` in double precision, and MLX rounds.
 fn rest(value: f64) -> f32 {
     (1.0 - value) as f32

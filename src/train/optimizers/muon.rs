@@ -1,6 +1,6 @@
 //! Muon: momentum, made orthogonal by Newton and Schulz's iteration (`mlx.optimizers.Muon`).
 
-use super::{Context, Update, rest};
+use super::{Context, Update, decayed, rest};
 use crate::mlx::{Array, Result};
 
 /// Coefficients of the iteration.
@@ -38,11 +38,7 @@ impl Update for Muon {
         state: &mut [Array],
     ) -> Result<Array> {
         let [velocity] = state else { return Ok(parameter.clone()) };
-        let decayed = match self.weight_decay {
-            0.0 => None,
-            decay => Some(gradient.add(&parameter.multiply_scalar(decay)?)?),
-        };
-        let gradient = decayed.as_ref().unwrap_or(gradient);
+        let gradient = &decayed(gradient, parameter, self.weight_decay)?;
         let (momentum, fresh) = (self.momentum as f32, rest(self.momentum));
         *velocity = velocity.multiply_scalar(momentum)?.add(&gradient.multiply_scalar(fresh)?)?;
         let mut update = match self.nesterov {

@@ -1,6 +1,6 @@
 //! Stochastic gradient descent (`mlx.optimizers.SGD`).
 
-use super::{Context, Update, rest};
+use super::{Context, Update, decayed, rest};
 use crate::mlx::{Array, Result};
 
 /// Gradient descent. All zero by default, as in MLX.
@@ -30,11 +30,7 @@ impl Update for Sgd {
     ) -> Result<Array> {
         let [velocity] = state else { return Ok(parameter.clone()) };
         let rate = context.rate.astype(gradient.dtype())?;
-        let decayed = match self.weight_decay {
-            0.0 => None,
-            decay => Some(gradient.add(&parameter.multiply_scalar(decay)?)?),
-        };
-        let gradient = decayed.as_ref().unwrap_or(gradient);
+        let gradient = &decayed(gradient, parameter, self.weight_decay)?;
         if self.momentum <= 0.0 {
             return parameter.subtract(&rate.multiply(gradient)?);
         }
