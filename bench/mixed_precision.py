@@ -2,8 +2,8 @@
 
 usage: python3 bench/mixed_precision.py MODEL TEXT CALIBRATION [--target 4.5] [--candidates 3,4,5,6,8]
            [--samples 32] [--binary mlx-bun] [--folder DIR]
-MODEL is a folder of float32 weights, TEXT what perplexity is measured on, CALIBRATION the text of dynamic_quant (a part
-of the corpus that TEXT is not from). Models, and the results of probing, stay in DIR and are used again.
+MODEL is a folder of float32 weights, TEXT what perplexity is measured on, CALIBRATION the text that bits are chosen on (a
+part of the corpus that TEXT is not from). Models, and the results of probing, stay in DIR and are used again.
 dynamic_quant gets the bits a weight that --target-bpw came to, so that both files have the same size.
 """
 
@@ -33,7 +33,7 @@ def main():
     parser.add_argument("calibration")
     parser.add_argument("--target", default="4.5")
     parser.add_argument("--candidates", default="3,4,5,6,8")
-    parser.add_argument("--n-calibration", default="2")
+    parser.add_argument("--n-calibration", default="32")
     parser.add_argument("--samples", default="32")
     parser.add_argument("--gradient-samples", default="8")
     parser.add_argument("--binary", default="mlx-bun")
@@ -51,13 +51,14 @@ def main():
     rows = [("unquantized", Path(arguments.model), None)]
     uniform = convert("uniform", "-q", "--dtype", "bfloat16")
     rows.append(("uniform 4 bits, groups of 64", uniform, bits_per_weight(uniform)))
-    flags = ["--candidate-bits", arguments.candidates, "--n-calibration", arguments.n_calibration, "--dtype", "bfloat16"]
-    convert("mixed", "--target-bpw", arguments.target, *flags, *more)
+    text = ["--dtype", "bfloat16", "--calibration-mix", arguments.calibration]
+    flags = ["--candidate-bits", arguments.candidates, "--n-calibration", arguments.n_calibration]
+    convert("mixed", "--target-bpw", arguments.target, *flags, *text, *more)
     size = bits_per_weight(mixed)
     rows.append((f"--target-bpw {arguments.target}", mixed, size))
-    flags = ["--target-bpw", f"{size:.4f}", "--num-samples", arguments.gradient_samples, "--calibration-mix", arguments.calibration]
+    flags = ["--target-bpw", f"{size:.4f}", "--num-samples", arguments.gradient_samples]
     # Widths are chosen on float32 weights; the file gets scales of the others' type.
-    dynamic = convert("dynamic", "--method", "dynamic_quant", "--dtype", "bfloat16", *flags, *more)
+    dynamic = convert("dynamic", "--method", "dynamic_quant", *flags, *text, *more)
     rows.append(("--method dynamic_quant", dynamic, bits_per_weight(dynamic)))
 
     print("| weights | bits a weight | perplexity | KL divergence, nats a token |\n| --- | --- | --- | --- |")

@@ -10,7 +10,7 @@ use super::source::block_index;
 
 /// How protected modules are ranked above others.
 const PROTECTION: f64 = 100.0;
-/// Blocks at either end whose modules are protected.
+/// Blocks at either end whose modules can be protected.
 const PROTECTED_BLOCKS: usize = 1;
 /// Modules that a block with full attention gets raised at least.
 const FLOOR_A_BLOCK: usize = 2;
@@ -69,9 +69,18 @@ pub struct Budget {
     pub parameters: f64,
 }
 
+/// How the first and the last block are ranked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ends {
+    /// By their divergences, as every other block.
+    Measured,
+    /// A hundredfold above other blocks.
+    Protected,
+}
+
 /// Chooses bits for every module out of `candidates` so that the bits a weight of the whole file reach the budget's
 /// target and stay within 2 % above it, if the modules' sizes allow.
-pub fn allocate(layers: &[Sensitivity], candidates: &[u8], budget: Budget) -> Allocation {
+pub fn allocate(layers: &[Sensitivity], candidates: &[u8], budget: Budget, ends: Ends) -> Allocation {
     let mut candidates = candidates.to_vec();
     candidates.sort_unstable();
     candidates.dedup();
@@ -82,7 +91,7 @@ pub fn allocate(layers: &[Sensitivity], candidates: &[u8], budget: Budget) -> Al
     let layers = without_nan(layers, most);
     let mut allocator = Allocator {
         bits: vec![lowest; layers.len()],
-        ranked: protected(&layers),
+        ranked: protected(&layers, ends),
         layers: &layers,
         candidates,
         budget,
@@ -286,19 +295,16 @@ fn without_nan(layers: &[Sensitivity], most: f64) -> Vec<Sensitivity> {
     layers.iter().map(fixed).collect()
 }
 
-/// Divergences as they are ranked: those of heads, routers and of the first and last blocks count more.
-fn protected(layers: &[Sensitivity]) -> Vec<BTreeMap<u8, f64>> {
+/// Divergences as they are ranked: those of heads and routers, and of protected ends, count more.
+fn protected(layers: &[Sensitivity], ends: Ends) -> Vec<BTreeMap<u8, f64>> {
     let mut blocks: Vec<usize> = layers.iter().filter_map(|layer| block_index(&layer.module)).collect();
     blocks.sort_unstable();
     blocks.dedup();
-    let ends: Vec<usize> = blocks
-        .iter()
-        .take(PROTECTED_BLOCKS)
-        .chain(blocks.iter().rev().take(PROTECTED_BLOCKS))
-        .copied()
-        .collect();
+    let a_side = if ends == Ends::Protected { PROTECTED_BLOCKS } else { 0 };
+    let outer: Vec<usize> =
+        blocks.iter().take(a_side).chain(blocks.iter().rev().take(a_side)).copied().collect();
     let ranked = |layer: &Sensitivity| {
-        let at_an_end = block_index(&layer.module).is_some_and(|block| ends.contains(&block));
+        let at_an_end = block_index(&layer.module).is_some_and(|block| outer.contains(&block));
         let factor = if at_an_end || is_critical(&layer.module) { PROTECTION } else { 1.0 };
         layer.divergences.iter().map(|(bits, value)| (*bits, value * factor)).collect()
     };
@@ -341,9 +347,13 @@ mod tests {
     }
 
     /// Modules alone, whose scales cost nothing.
-    fn within(layers: &[Sensitivity], target: f64) -> Allocation {
+    fn shared(layers: &[Sensitivity], target: f64, ends: Ends) -> Allocation {
         let parameters: f64 = layers.iter().map(|layer| layer.parameters as f64).sum();
-        allocate(layers, &[8, 4], Budget { target, fewest: parameters * 4.0, parameters })
+        allocate(layers, &[8, 4], Budget { target, fewest: parameters * 4.0, parameters }, ends)
+    }
+
+    fn within(layers: &[Sensitivity], target: f64) -> Allocation {
+        shared(layers, target, Ends::Measured)
     }
 
     fn raised(allocation: &Allocation) -> Vec<&str> {
@@ -361,13 +371,18 @@ mod tests {
     #[test]
     fn the_target_is_a_floor_and_ends_first() {
         let layers = layers(5, |block, _| if block == 2 { 50.0 } else { 1.0 });
-        let allocation = within(&layers, 5.5);
-        // The run of poor blocks may cost more modules.
-        let excess = allocation.bits_per_weight / 5.5 - 1.0;
-        assert!((0.0..0.02).contains(&excess), "{excess}");
-        // Protection outweighs even the bad middle.
-        let outer = raised(&allocation).iter().filter(|name| !name.contains("layers.2.")).count();
-        assert!(outer > 8, "{:?}", raised(&allocation));
+        let protected = shared(&layers, 5.5, Ends::Protected);
+        let measured = within(&layers, 5.5);
+        for allocation in [&protected, &measured] {
+            // The run of poor blocks may cost more modules.
+            let excess = allocation.bits_per_weight / 5.5 - 1.0;
+            assert!((0.0..0.02).contains(&excess), "{excess}");
+        }
+        let middle = |allocation: &Allocation| {
+            raised(allocation).iter().filter(|name| name.contains("layers.2.")).count()
+        };
+        // Protection outweighs even the bad middle, which else gets all that floors leave.
+        assert_eq!((middle(&protected), middle(&measured)), (2, 6));
         assert_eq!(within(&layers, 99.0).bits_per_weight, 8.0);
     }
 

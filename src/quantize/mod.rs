@@ -21,7 +21,7 @@ mod step;
 mod sweep_results;
 mod unpack;
 
-pub use allocator::{Allocation, Budget, Sensitivity, allocate};
+pub use allocator::{Allocation, Budget, Ends, Sensitivity, allocate};
 pub use awq::{AwqLayer, AwqOptions, awq};
 pub use convert::{
     Action, ConvertError, ConvertOptions, Converted, OnProgress, Progress, convert, fuse, planned_size,

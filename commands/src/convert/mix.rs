@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use mlx_bun::checkpoint::source::ResolvedModel;
 use mlx_bun::checkpoint::{QuantMode, QuantParams};
 use mlx_bun::quantize::{
-    Action, Budget, ConvertOptions, FloatType, KvLayer, Predicate, SourceModel, SweepError, SweepOptions,
-    allocate, calibration, kv_config, planned_size, sweep,
+    Action, Budget, ConvertOptions, Ends, FloatType, KvLayer, Predicate, SourceModel, SweepError,
+    SweepOptions, allocate, calibration, kv_config, planned_size, sweep,
 };
 
 use super::{ConvertArgs, check_results_file, choose_arithmetic};
@@ -135,7 +135,8 @@ pub fn mix(
         printer
             .hint("--candidate-bits with lower widths, a larger --q-group-size or fewer --q-bits take less");
     }
-    let allocation = allocate(&sensitivities, &candidates, budget);
+    let ends = if args.protect_ends { Ends::Protected } else { Ends::Measured };
+    let allocation = allocate(&sensitivities, &candidates, budget, ends);
     let widest = candidates.last().copied();
     if allocation.bits_per_weight < target && allocation.bits.iter().all(|(_, bits)| Some(*bits) == widest) {
         printer.warning(&format!(

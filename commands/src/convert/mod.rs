@@ -90,6 +90,10 @@ pub struct ConvertArgs {
     )]
     candidate_bits: Vec<u8>,
 
+    /// Rank the first and the last block a hundredfold above the others, whatever was measured
+    #[arg(long, requires = "target_bpw", help_heading = "Mixed precision")]
+    protect_ends: bool,
+
     /// Measure which layers' key-value caches take 4 bits and which need 8, for a mean of this many, and write
     /// kv_config.json
     #[arg(long, value_name = "BITS", value_parser = kv_bits, help_heading = "Mixed precision")]
