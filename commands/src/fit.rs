@@ -93,6 +93,14 @@ pub fn run(args: &FitArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
             }
             Err(error) => return Err(error),
         };
+        if let (Some(most), true) = (footprint.max_positions, named.is_some())
+            && options.context > most
+        {
+            printer.warning(&format!(
+                "{} was made for {most} tokens of context, not {}",
+                model.repo_id, options.context
+            ));
+        }
         let measured_rate = rates.as_ref().and_then(|rates| rates.of(&model));
         let options = FitOptions { measured_rate, ..options };
         fits.extend(machines.iter().map(|machine| (model.clone(), fit(&footprint, machine, &options))));

@@ -1,6 +1,7 @@
 //! What the verbs that speak to the hub share: a client, its errors with their hints, and a progress bar.
 
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use mlx_bun::checkpoint::environment::Environment;
 use mlx_bun::hub::{HubClient, HubError, HubSettings, TransferProgress};
@@ -8,6 +9,9 @@ use mlx_bun::hub::{HubClient, HubError, HubSettings, TransferProgress};
 use crate::env;
 use crate::error::Complaint;
 use crate::printer::{Printer, Progress};
+
+/// A wait that a person would wonder about.
+const WORTH_SAYING: Duration = Duration::from_secs(2);
 
 /// A client for what the environment says.
 ///
@@ -64,6 +68,12 @@ impl TransferProgress for TransferBar<'_> {
     fn rewound(&self, bytes: u64) {
         if let Some(bar) = self.bar.get() {
             bar.rewind(bytes);
+        }
+    }
+
+    fn waiting(&self, time: Duration) {
+        if time >= WORTH_SAYING {
+            self.printer.note(&format!("The hub asks for {} s of patience", time.as_secs()));
         }
     }
 

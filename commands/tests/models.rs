@@ -112,6 +112,8 @@ fn a_model_is_fetched_listed_judged_and_asked_for() {
     assert_eq!(fit["kv"].as_u64(), Some(2 * 2 * 2 * 16 * 2 * 1000));
     assert_eq!((fit["model"].as_str(), fit["max_context"].as_u64()), (Some(REPO), Some(4096)));
     assert!(fit["decode_rate"].as_f64().unwrap() > 0.0);
+    let beyond = String::from_utf8(world.run(&["fit", "tiny", "--ctx", "9000"]).stderr).unwrap();
+    assert!(beyond.contains("org/tiny-llama was made for 4096 tokens of context, not 9000"), "{beyond}");
     let text = world.said(&["fit", "tiny", "--memory-budget", "0.001"]);
     assert!(text.starts_with("org/tiny-llama does not fit on "), "{text}");
     let skus = world.said(&["fit", "tiny", "--skus"]);
@@ -254,6 +256,15 @@ fn check_nothing_half(repo: &Path, whole: &BTreeMap<String, usize>) {
     if repo.join("refs/main").exists() {
         assert!(snapshot.join("config.json").exists() && snapshot.join("model.safetensors").exists());
     }
+}
+
+#[test]
+fn a_wait_that_the_hub_asks_for_is_said() {
+    let world = World::new();
+    world.hub.faults(LISTING, [Fault::Status(429, vec![("Retry-After", "2".into())])]);
+    let output = world.run(&["get", REPO]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && said.starts_with("The hub asks for 2 s of patience\n"), "{said}");
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use super::error::HubError;
 use super::http::HubClient;
@@ -99,7 +100,7 @@ impl HubClient {
         if self.settings().offline && request.local_dir.is_none() {
             return self.already_there(request, revision);
         }
-        let listing = self.list(&request.repo_id, revision)?;
+        let listing = self.list(&request.repo_id, revision, progress)?;
         if is_commit(revision) && revision != listing.commit {
             let problem = format!("asked for commit {revision}, it answers with {}", listing.commit);
             let action = format!("listing {}@{revision}", request.repo_id);
@@ -239,6 +240,10 @@ impl TransferProgress for Counted<'_> {
 
     fn finished(&self, file: &str) {
         self.inner.finished(file);
+    }
+
+    fn waiting(&self, time: Duration) {
+        self.inner.waiting(time);
     }
 
     fn is_cancelled(&self) -> bool {

@@ -117,8 +117,13 @@ impl HubClient {
     }
 
     /// A question with a JSON answer.
-    pub(super) fn json(&self, call: &Call, repeatable: bool) -> Result<serde_json::Value, HubError> {
-        let answer = self.send(call, repeatable, &())?;
+    pub(super) fn json(
+        &self,
+        call: &Call,
+        repeatable: bool,
+        progress: &dyn TransferProgress,
+    ) -> Result<serde_json::Value, HubError> {
+        let answer = self.send(call, repeatable, progress)?;
         let text = answer.text(call.action)?;
         serde_json::from_slice(&text).map_err(|error| HubError::Malformed {
             action: call.action.to_owned(),
@@ -170,6 +175,9 @@ impl HubClient {
         let retry = self.settings.retry;
         let own = retry.wait.saturating_mul(1 << tries.saturating_sub(1).min(4));
         let mut left = asked.unwrap_or(own).min(retry.longest);
+        if asked.is_some() {
+            progress.waiting(left);
+        }
         while !left.is_zero() {
             if progress.is_cancelled() {
                 return Err(HubError::Cancelled);

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use super::digest::ContentId;
 use super::error::HubError;
 use super::http::{Call, HubClient, Payload};
+use super::progress::TransferProgress;
 use super::url::quote;
 use crate::checkpoint::hub_cache::is_repo_id;
 
@@ -60,7 +61,12 @@ impl HubClient {
     ///
     /// # Errors
     /// The hub cannot be reached or refuses, or lists files that cannot be stored safely.
-    pub fn list(&self, repo_id: &str, revision: &str) -> Result<RepoListing, HubError> {
+    pub fn list(
+        &self,
+        repo_id: &str,
+        revision: &str,
+        progress: &dyn TransferProgress,
+    ) -> Result<RepoListing, HubError> {
         if !is_repo_id(repo_id) {
             return Err(HubError::BadRepoId { repo_id: repo_id.to_owned() });
         }
@@ -81,7 +87,7 @@ impl HubClient {
             timeout: self.settings().metadata_timeout,
             action: &action,
         };
-        let value = self.json(&call, true)?;
+        let value = self.json(&call, true, progress)?;
         let malformed = |problem: String| HubError::Malformed { action: action.clone(), problem };
         let answer: Answer = serde_json::from_value(value).map_err(|error| malformed(error.to_string()))?;
         if !is_commit(&answer.sha) {

@@ -1,5 +1,7 @@
 //! What a transfer tells while it runs.
 
+use std::time::Duration;
+
 /// Told how far a transfer is, from several threads.
 pub trait TransferProgress: Sync {
     /// Before the first byte: so many files with so many bytes.
@@ -13,6 +15,9 @@ pub trait TransferProgress: Sync {
 
     /// A file is whole.
     fn finished(&self, _file: &str) {}
+
+    /// The other side asked to be left alone for so long.
+    fn waiting(&self, _time: Duration) {}
 
     /// Whether to stop. Asked often.
     fn is_cancelled(&self) -> bool {
