@@ -111,6 +111,12 @@ fn what_was_measured_is_listed_filtered_exported_compared_plotted_reported_and_p
         assert!(fs::metadata(world.path(file)).unwrap().len() > 1000);
     }
     assert!(fs::read_to_string(world.path("a.svg")).unwrap().contains("generation_tps"));
+    world.said(&["evals", "plot", "generation_tps", "--against", "generated_tokens", "--out", "b.svg"]);
+    let text = fs::read_to_string(world.path("b.svg")).unwrap();
+    // Both cells are on one line.
+    assert_eq!(text.matches("pp4 b1 kv-off").count(), 1, "{text}");
+    let unknown = world.failed(&["evals", "plot", "generation_tps", "--against", "speed", "--out", "a.svg"]);
+    assert!(unknown.contains("no row has a figure `speed`"), "{unknown}");
     let unknown = world.failed(&["evals", "plot", "speed", "--out", "a.svg"]);
     assert!(unknown.contains("no row has a figure `speed`") && unknown.contains("perplexity"), "{unknown}");
 

@@ -3,9 +3,9 @@
 mod compare;
 mod export;
 mod measurement;
+mod plotted;
 mod report;
 
-use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,6 @@ use crate::exit::ExitStatus;
 use crate::generate::MORE;
 use crate::output::SCHEMA_VERSION;
 use crate::output_file;
-use crate::plot::{self, LinePlot, Point, Series};
 use crate::printer::Printer;
 use crate::table::write_table;
 use measurement::{Measurement, select, shown};
@@ -33,6 +32,7 @@ Examples:
   mlx-bun evals --limit 1000 --parquet measurements.parquet
   mlx-bun evals compare 1a2b3c4 5d6e7f8
   mlx-bun evals plot generation_tps --model smollm --out speed.svg
+  mlx-bun evals plot prompt_tps --against prompt_tokens --log-x --out length.svg
   mlx-bun evals report --out docs/benchmarks.md";
 
 /// List, compare and plot what was measured
@@ -52,8 +52,8 @@ pub struct EvalsArgs {
 enum EvalsVerb {
     /// Compare two commits, or two machines: the newest of what both measured
     Compare(CompareArgs),
-    /// Draw how a figure changed, as SVG or PNG
-    Plot(PlotArgs),
+    /// Draw how a figure changed, or how it depends on another one, as SVG or PNG
+    Plot(plotted::PlotArgs),
     /// Write the page of the newest numbers, with machine and commit at each
     Report(ReportArgs),
 }
@@ -139,24 +139,6 @@ struct CompareArgs {
 }
 
 #[derive(Clone, Debug, clap::Args)]
-struct PlotArgs {
-    /// Name of the figure, such as `generation_tps`
-    #[arg(value_name = "FIGURE")]
-    figure: String,
-
-    /// The .svg or .png file
-    #[arg(short, long, value_name = "FILE", help_heading = "Output")]
-    out: PathBuf,
-
-    #[command(flatten)]
-    filter: FilterArgs,
-
-    /// A logarithmic vertical axis
-    #[arg(long, help_heading = "Output")]
-    log: bool,
-}
-
-#[derive(Clone, Debug, clap::Args)]
 struct ReportArgs {
     /// The Markdown file
     #[arg(short, long, value_name = "FILE", default_value = "docs/benchmarks.md", help_heading = "Output")]
@@ -219,7 +201,7 @@ pub fn run(args: &EvalsArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
             list(&args.list, &rows, printer)
         }
         Some(EvalsVerb::Compare(args)) => compared(args, &database, printer),
-        Some(EvalsVerb::Plot(args)) => plotted(args, &database, printer),
+        Some(EvalsVerb::Plot(args)) => plotted::run(args, &database, printer),
         Some(EvalsVerb::Report(args)) => reported(args, &database, printer),
     }
 }
@@ -315,44 +297,6 @@ fn compared(args: &CompareArgs, database: &Database, printer: &Printer) -> anyho
     if pairs.iter().any(|pair| !pair.quiet) {
         printer.note("* a machine was busy");
     }
-    Ok(ExitStatus::Success)
-}
-
-fn plotted(args: &PlotArgs, database: &Database, printer: &Printer) -> anyhow::Result<ExitStatus> {
-    plot::check(&args.out)?;
-    output_file::check(&args.out, "picture", |file| {
-        has_extension(file, "svg") || has_extension(file, "png")
-    })?;
-    let rows = select(database, &args.filter.filter(None))?;
-    let mut series: BTreeMap<String, Series> = BTreeMap::new();
-    let mut unit = "";
-    for row in rows.iter().rev() {
-        let Some((_, figure)) = row.figures.iter().find(|(name, _)| *name == args.figure) else { continue };
-        unit = &figure.unit;
-        let name = [row.model_name(), row.entry.label.clone(), row.entry.machine_key.clone()].join(", ");
-        let error = row.figures.get(&format!("{}_sd", args.figure));
-        let point = Point { x: row.entry.ts as f64, y: figure.value, error };
-        series.entry(name.clone()).or_insert(Series { name, points: Vec::new() }).points.push(point);
-    }
-    if series.is_empty() {
-        let mut known: Vec<_> =
-            rows.iter().flat_map(|row| row.figures.iter().map(|(name, _)| name.to_owned())).collect();
-        known.sort();
-        known.dedup();
-        let complaint = Complaint::failure(format!("no row has a figure `{}`", args.figure));
-        return Err(complaint.hint(format!("there are: {}", known.join(", "))).into());
-    }
-    let plot = LinePlot {
-        title: args.figure.clone(),
-        x_label: "time (UTC)".to_owned(),
-        y_label: unit.to_owned(),
-        log_y: args.log,
-        x_is_time: true,
-        series: series.into_values().collect(),
-        ..LinePlot::default()
-    };
-    plot.write(&args.out)?;
-    printer.note(&format!("wrote {}", args.out.display()));
     Ok(ExitStatus::Success)
 }
 
