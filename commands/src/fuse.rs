@@ -33,7 +33,7 @@ pub struct FuseArgs {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// The adapter: a folder with adapter_config.json and the weights, as mlx-lm or PEFT write them
+    /// The adapter: a folder with adapter_config.json and the weights, as mlx-lm or PEFT write them; whole weights too
     #[arg(
         long,
         visible_alias = "adapter",
@@ -75,6 +75,7 @@ pub fn run(args: &FuseArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
     let gguf = if args.export_gguf { Some(gguf_file(args)?) } else { None };
     let destination = args.upload_repo.as_deref().map(Destination::new).transpose()?;
     let adapter = Adapter::open(&args.adapter_path)?;
+    let parts = if adapter.whole().is_some() { "tensors" } else { "modules" };
     let resolved = source_model(name.as_deref())?;
     let source = open(&resolved, printer)?;
     let repo_id = resolved.repo_id.as_deref();
@@ -82,7 +83,7 @@ pub fn run(args: &FuseArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
         fuse(&source, adapter, &args.save_path, args.dequantize, repo_id, on_progress)
     })?;
     let Some(fused) = fused else { return Ok(ExitStatus::Interrupted) };
-    report(&fused, &args.save_path, printer);
+    report(&fused, parts, &args.save_path, printer);
     if let Some(file) = gguf {
         // From what was written, so that the file is of the model that was saved.
         let saved = SourceModel::open(&ModelSource::Snapshot(args.save_path.clone()))?;
@@ -115,7 +116,7 @@ fn gguf_file(args: &FuseArgs) -> Result<PathBuf, Complaint> {
     }
 }
 
-fn report(fused: &Converted, path: &Path, printer: &Printer) {
+fn report(fused: &Converted, parts: &str, path: &Path, printer: &Printer) {
     let (fraction, error) = (fused.kept.fraction(), fused.kept.error());
     if fraction < SMALL_FRACTION || error > LARGE_ERROR {
         printer.warning(&format!(
@@ -124,5 +125,5 @@ fn report(fused: &Converted, path: &Path, printer: &Printer) {
         ));
         printer.hint("--dequantize keeps all of it");
     }
-    printer.note(&format!("Fused {} modules into {}", fused.fused, path.display()));
+    printer.note(&format!("Fused {} {parts} into {}", fused.fused, path.display()));
 }

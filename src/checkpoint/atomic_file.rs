@@ -118,15 +118,31 @@ fn remove_abandoned(directory: &Path, start: &str) {
     let is_old = |metadata: fs::Metadata| {
         metadata.modified().ok().and_then(|time| time.elapsed().ok()).is_some_and(|age| age > ABANDONED)
     };
+    remove_temporary(directory, |entry, name| {
+        Some(name) == start.get(1..start.len().saturating_sub(1)) && entry.metadata().is_ok_and(is_old)
+    });
+}
+
+/// Removes the temporary files of killed writers, whatever their age: for those who know that nobody else writes into the
+/// directory. `is_ours` says whether a file may be of that name; of long names it sees the first 40 characters.
+pub fn remove_unfinished(directory: &Path, is_ours: impl Fn(&str) -> bool) {
+    remove_temporary(directory, |_, name| is_ours(name));
+}
+
+/// Removes what is called `.NAME.PROCESS-NUMBER.tmp`, where `choose` wants it to, given `NAME`.
+fn remove_temporary(directory: &Path, choose: impl Fn(&fs::DirEntry, &str) -> bool) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let name = entry.file_name();
-        let numbers = name.to_str().and_then(|name| name.strip_prefix(start)?.strip_suffix(TEMPORARY));
-        let is_ours = numbers.is_some_and(|numbers| {
-            numbers.split_once('-').is_some_and(|(process, number)| {
-                [process, number].iter().all(|part| part.parse::<u64>().is_ok())
-            })
+        let parts = name.to_str().and_then(|name| {
+            name.strip_prefix('.')?.strip_suffix(TEMPORARY)?.rsplit_once('.')
         });
-        if is_ours && entry.metadata().is_ok_and(is_old) {
+        let chosen = parts.is_some_and(|(name, numbers)| {
+            let is_temporary = numbers.split_once('-').is_some_and(|(process, number)| {
+                [process, number].iter().all(|part| part.parse::<u64>().is_ok())
+            });
+            is_temporary && choose(&entry, name)
+        });
+        if chosen {
             let _ = fs::remove_file(entry.path());
         }
     }
@@ -163,6 +179,10 @@ mod tests {
         }
         write_bytes_atomically(&path, b"new").unwrap();
         assert_eq!(names(directory.path()), [".out.gguf.8-1.tmp", ".out.gguf.mine.tmp", "out.gguf"]);
+        remove_unfinished(directory.path(), |name| name == "in.gguf");
+        assert_eq!(names(directory.path()).len(), 3);
+        remove_unfinished(directory.path(), |name| name == "out.gguf");
+        assert_eq!(names(directory.path()), [".out.gguf.mine.tmp", "out.gguf"]);
     }
 
     #[test]

@@ -48,8 +48,7 @@ pub fn read_text_or_rows<T>(
     path: &Path,
     row: impl FnMut(Value) -> Result<Option<T>, String>,
 ) -> Result<TextOrRows<T>, JsonLinesError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|cause| JsonLinesError::Read { path: path.to_owned(), cause })?;
+    let text = read_text(path)?;
     if !path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("jsonl")) {
         return Ok(TextOrRows::Text(text));
     }
@@ -59,6 +58,24 @@ pub fn read_text_or_rows<T>(
         problem,
     })?;
     Ok(TextOrRows::Rows(rows))
+}
+
+/// Reads a text. A byte-order mark at its start is no part of it.
+///
+/// # Errors
+/// Names the file, and the line that is not UTF-8.
+pub(crate) fn read_text(path: &Path) -> Result<String, JsonLinesError> {
+    let bytes =
+        std::fs::read(path).map_err(|cause| JsonLinesError::Read { path: path.to_owned(), cause })?;
+    let mut text = String::from_utf8(bytes).map_err(|error| {
+        let valid = error.as_bytes().get(..error.utf8_error().valid_up_to()).unwrap_or_default();
+        let line = 1 + valid.iter().filter(|byte| **byte == b'\n').count();
+        JsonLinesError::Line { path: path.to_owned(), line, problem: "the text is not UTF-8".to_owned() }
+    })?;
+    if text.starts_with('\u{feff}') {
+        text.drain(..'\u{feff}'.len_utf8());
+    }
+    Ok(text)
 }
 
 /// The rows of a text, or the number of the first bad line and what is wrong with it.
@@ -115,5 +132,17 @@ mod tests {
         assert!(matches!(read(&write("a.JSONL")), TextOrRows::Rows(rows) if rows.len() == 1));
         let missing = read_text_or_rows(&folder.path().join("no.jsonl"), |row| Ok(Some(row))).unwrap_err();
         assert!(missing.to_string().contains("no.jsonl: "), "{missing}");
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_skipped_and_a_line_that_is_not_utf_8_is_numbered() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.jsonl");
+        std::fs::write(&path, "\u{feff}[1]\n").unwrap();
+        let rows = read_text_or_rows(&path, |row| Ok(Some(row))).unwrap();
+        assert!(matches!(rows, TextOrRows::Rows(rows) if rows.len() == 1));
+        std::fs::write(&path, b"[1]\n[2]\n[\"\xff\"]\n").unwrap();
+        let error = read_text_or_rows(&path, |row| Ok(Some(row))).unwrap_err().to_string();
+        assert!(error.ends_with("a.jsonl, line 3: the text is not UTF-8"), "{error}");
     }
 }

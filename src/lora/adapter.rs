@@ -1,4 +1,5 @@
-//! Adapter directories: mlx-lm's (`adapters.safetensors`) and PEFT's (`adapter_model.safetensors`).
+//! Adapter directories: mlx-lm's (`adapters.safetensors`, low-rank factors or whole weights) and PEFT's
+//! (`adapter_model.safetensors`).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -6,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::low_rank::LowRank;
+use super::whole::WholeWeights;
 use crate::checkpoint::error::{shown_name, shown_path};
 use crate::checkpoint::safetensors::SafetensorsFile;
 use crate::checkpoint::{CheckpointError, Tensor};
@@ -103,6 +105,57 @@ pub enum AdapterError {
         /// Their names.
         names: String,
     },
+    /// A file of whole weights without any.
+    #[error("{} has no tensors", shown_path(path))]
+    Empty {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Whole weights that the model does not have.
+    #[error(
+        "{}: the model has no tensor {names}; were the weights trained for another base model?",
+        shown_path(path)
+    )]
+    UnknownTensors {
+        /// The file.
+        path: PathBuf,
+        /// Their names.
+        names: String,
+    },
+    /// Whole weights of another shape.
+    #[error(
+        "{}: `{}` has shape {found:?}, and the model's has {expected:?}; was it trained for another base model?",
+        shown_path(path),
+        shown_name(tensor)
+    )]
+    TensorShape {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its shape.
+        found: Vec<usize>,
+        /// The model's.
+        expected: Vec<usize>,
+    },
+    /// Whole weights for a packed one.
+    #[error(
+        "{}: `{}` is quantized in the model and cannot be replaced; name the model that was trained",
+        shown_path(path),
+        shown_name(tensor)
+    )]
+    Packed {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
+    /// Whole weights where adapters are switched on and off.
+    #[error(
+        "whole weights (`fine_tune_type` is `full`) replace the model's and cannot be switched on and off; load the \
+         model with them, or fuse them into it"
+    )]
+    Mount,
     /// Several at once, one of them with magnitudes.
     #[error("DoRA adapters cannot be stacked on others; use one alone, or fuse it into the model")]
     Stack,
@@ -126,6 +179,7 @@ struct Stored {
 pub struct Adapter {
     modules: BTreeMap<String, Stored>,
     scaling: Scaling,
+    whole: Option<WholeWeights>,
 }
 
 /// How the scale of a module comes about.
@@ -150,10 +204,19 @@ impl Adapter {
         let file = file.ok_or_else(|| AdapterError::NoWeights { path: directory.to_owned() })?;
         let config = read_config(directory)?;
         let wrong = |problem| AdapterError::Config { path: directory.to_owned(), problem };
+        if config.get("fine_tune_type").and_then(Value::as_str) == Some("full") {
+            let scaling = Scaling { scale: 0.0, by_rank: false, rank_stabilized: false };
+            return Ok(Self { modules: BTreeMap::new(), scaling, whole: Some(WholeWeights::open(&file)?) });
+        }
         let scaling = read_scaling(&config).map_err(wrong)?;
         let modules = read_modules(&file, &SafetensorsFile::open(&file)?)?;
         check_config(&config, &modules).map_err(wrong)?;
-        Ok(Self { modules, scaling })
+        Ok(Self { modules, scaling, whole: None })
+    }
+
+    /// The weights that it puts in place of the model's, if it is no adapter but a model that was trained itself.
+    pub fn whole(&self) -> Option<&WholeWeights> {
+        self.whole.as_ref()
     }
 
     /// Paths of the modules that it adapts.
@@ -256,7 +319,7 @@ impl Scaling {
     }
 }
 
-fn listed(names: &[String]) -> String {
+pub(super) fn listed(names: &[String]) -> String {
     let shown: Vec<_> = names.iter().take(NAMED).map(|name| format!("`{}`", shown_name(name))).collect();
     match names.len().saturating_sub(NAMED) {
         0 => shown.join(", "),
@@ -319,9 +382,6 @@ fn check_config(config: &Value, modules: &BTreeMap<String, Stored>) -> Result<()
 
 fn read_scaling(config: &Value) -> Result<Scaling, String> {
     let wrong = |problem: &str| problem.to_owned();
-    if config.get("fine_tune_type").and_then(Value::as_str) == Some("full") {
-        return Err(wrong("`fine_tune_type` is `full`; whole weights are no adapter"));
-    }
     let number = |fields: &Value, name: &str, default: f64| match fields.get(name) {
         None => Ok(default),
         Some(value) => match value.as_f64() {
@@ -476,7 +536,6 @@ mod tests {
         {
             assert!(scale(guessed).is_err(), "{guessed}");
         }
-        assert!(scale(r#"{"fine_tune_type": "full"}"#).unwrap_err().contains("no adapter"));
         assert!(
             scale(r#"{"lora_parameters": {"scale": "x"}}"#).unwrap_err().contains("`scale` is not a number")
         );

@@ -123,8 +123,11 @@ impl Adapters {
     /// Finds the module of each part of an adapter.
     ///
     /// # Errors
-    /// A part that has no module here, or does not fit it.
+    /// A part that has no module here, or does not fit it; whole weights.
     pub fn fit(&self, mut adapter: Adapter) -> Result<Rc<FittedAdapter>, AdapterError> {
+        if adapter.whole().is_some() {
+            return Err(AdapterError::Mount);
+        }
         let mut parts = HashMap::new();
         for (index, Module { path, kind }) in self.inner.borrow().modules.iter().enumerate() {
             let part = match *kind {

@@ -124,16 +124,20 @@ pub fn load(
     Ok(load_with(config, Loader::new(config, tensors, compute_dtype))?.0)
 }
 
-/// [`load`] with an adapter that is active from the start.
+/// [`load`] with an adapter that is active from the start, or with whole weights in place of the checkpoint's.
 ///
 /// # Errors
 /// As [`load`], and when the adapter does not fit.
 pub fn load_adapted(
     config: &Config,
-    tensors: TensorSource,
+    mut tensors: TensorSource,
     compute_dtype: Option<Dtype>,
     adapter: Option<Adapter>,
 ) -> std::result::Result<Box<dyn Model>, LoadError> {
+    if let Some(whole) = adapter.as_ref().and_then(Adapter::whole) {
+        whole.replace(&mut tensors)?;
+        return load(config, tensors, compute_dtype);
+    }
     let model = load(config, tensors, compute_dtype)?;
     if let Some(adapter) = adapter {
         let adapters = model.adapters();

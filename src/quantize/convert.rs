@@ -18,6 +18,7 @@ use crate::checkpoint::{ElementType, QuantParams, Taken, Tensor, WeightTensors};
 use crate::lora::{Adapter, AdapterError};
 use crate::mlx;
 use crate::mlx::cpu::{Pool, PoolError};
+use crate::models::loader::LoadError;
 
 /// What to make of the weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,6 +112,9 @@ pub enum ConvertError {
     /// The adapter.
     #[error(transparent)]
     Adapter(#[from] AdapterError),
+    /// Whole weights that do not make a model of the source's.
+    #[error(transparent)]
+    Model(#[from] LoadError),
     /// The threads.
     #[error(transparent)]
     Pool(#[from] PoolError),
@@ -180,7 +184,8 @@ pub fn write_as_is(
 }
 
 /// Writes the model with an adapter fused into its weights (mlx-lm `fuse.py`): modules that the adapter does not
-/// touch keep their bits, packed ones are packed again as they were, or left unpacked for [`Action::Dequantize`].
+/// touch keep their bits, packed ones are packed again as they were, or left unpacked for [`Action::Dequantize`]. Whole
+/// weights stand in place of the model's.
 ///
 /// # Errors
 /// As [`convert`], and when the adapter does not fit.
@@ -195,6 +200,11 @@ pub fn fuse(
     let action = if dequantize { Action::Dequantize } else { Action::Keep };
     let options = ConvertOptions { dtype: None, action, kv_config: None };
     // Fusing leaves types alone.
+    if let Some(whole) = adapter.whole() {
+        let source = source.with_weights(whole)?;
+        let converted = write_model(&source, (None, None), target, &options, repo_id, on_progress)?;
+        return Ok(Converted { fused: whole.len(), ..converted });
+    }
     write_model(source, (Some(adapter), None), target, &options, repo_id, on_progress)
 }
 

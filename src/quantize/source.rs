@@ -9,6 +9,7 @@ use crate::checkpoint::snapshot_writer::{SnapshotError, SnapshotWriter};
 use crate::checkpoint::source::ModelSource;
 use crate::checkpoint::{Checkpoint, Config, QuantParams, Quantization, Taken, TensorSource};
 use crate::load::LoadModelError;
+use crate::lora::WholeWeights;
 use crate::mlx::Dtype;
 use crate::models::loader::LoadError;
 use crate::models::{self, Model};
@@ -16,6 +17,7 @@ use crate::tokenizer::chat_template::ChatTemplates;
 use crate::tokenizer::{Tokenizer, TokenizerError, TokenizerParts};
 
 /// A model to convert, its weights mapped.
+#[derive(Clone)]
 pub struct SourceModel {
     /// config.json with the end-of-sequence ids of generation_config.json, as mlx-lm's `load_config` returns it.
     pub config: Map<String, Value>,
@@ -28,6 +30,7 @@ pub struct SourceModel {
 }
 
 /// What lies beside config and weights.
+#[derive(Clone)]
 pub enum SourceFiles {
     /// In a snapshot directory.
     Snapshot(PathBuf),
@@ -105,6 +108,20 @@ impl SourceModel {
             tokenizer_config: gguf.tokenizer_config,
         };
         Ok(Self { config: gguf.config, tensors, files, network })
+    }
+
+    /// The model with whole weights in place of its own.
+    ///
+    /// # Errors
+    /// When they do not fit.
+    pub(super) fn with_weights(&self, whole: &WholeWeights) -> Result<Self, LoadError> {
+        let (config, mut tensors) = self.network.clone();
+        whole.replace(&mut tensors)?;
+        Ok(Self {
+            tensors: models::inventory(&config, tensors.clone())?,
+            network: (config, tensors),
+            ..self.clone()
+        })
     }
 
     /// The network.

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
-use super::trainer::{Progress, Trainer, Window};
+use super::parameters::Parameters;
+use super::trainer::{Progress, Standing, Trainer, Window};
 use crate::checkpoint::error::{shown_name, shown_path};
 use crate::checkpoint::safetensors::SafetensorsFile;
 use crate::checkpoint::safetensors_writer::{WriteError, write_safetensors};
@@ -17,6 +18,8 @@ use crate::perplexity::RandomState;
 /// The file's name in a run's folder.
 pub const STATE_NAME: &str = "training_state.safetensors";
 const PROGRESS: &str = "progress";
+const SETTINGS: &str = "settings";
+const ROWS: &str = "rows";
 
 /// Why a run was not saved, or cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +39,12 @@ pub enum CheckpointError {
     /// A folder or another file.
     #[error(transparent)]
     File(#[from] checkpoint::atomic_file::AtomicFileError),
+    /// Another process writes there.
+    #[error("another run writes into {}; wait for it, or name another folder with --adapter-path", shown_path(path))]
+    Busy {
+        /// The folder.
+        path: PathBuf,
+    },
     /// Another run's.
     #[error("{}: {problem}; resume with the flags that the run was started with", shown_path(path))]
     Other {
@@ -64,14 +73,37 @@ pub(super) fn write(
     Ok(write_safetensors(path, parts, metadata)?)
 }
 
-/// Saves where a run stands.
-pub(super) fn save(trainer: &Trainer, folder: &Path) -> Result<(), CheckpointError> {
-    let progress = &trainer.progress;
+/// The settings of the run that was saved in `folder`, as [`Output`](super::output::Output) was given them.
+///
+/// # Errors
+/// No run was saved there, or what was saved cannot be read.
+pub fn saved_settings(folder: &Path) -> Result<Map<String, Value>, CheckpointError> {
+    let path = folder.join(STATE_NAME);
+    if !path.is_file() {
+        return Err(CheckpointError::Nothing { path: folder.to_owned() });
+    }
+    let file = SafetensorsFile::open(&path)?;
+    let text = file.metadata().get(SETTINGS).map(String::as_str).unwrap_or_default();
+    match serde_json::from_str(text) {
+        Ok(Value::Object(settings)) => Ok(settings),
+        _ => Err(CheckpointError::Other { path, problem: "it holds no settings".to_owned() }),
+    }
+}
+
+/// Saves where a run stands. `rows` tells the rows that it learns from.
+pub(super) fn save(
+    standing: &Standing,
+    parameters: &Parameters,
+    rows: &str,
+    settings: &Map<String, Value>,
+    folder: &Path,
+) -> Result<(), CheckpointError> {
+    let progress = &standing.progress;
     let words = |words: &[u32]| Array::from_slice(words, &[words.len() as i32]);
     let mut arrays: Vec<(String, Array)> =
-        trainer.named_values().map(|(name, value)| (format!("value.{name}"), value.clone())).collect();
+        parameters.names().zip(&standing.values).map(|(name, value)| (format!("value.{name}"), value.clone())).collect();
     let numbered = |kind: &str, array: (usize, &Array)| (format!("{kind}.{}", array.0), array.1.clone());
-    arrays.extend(trainer.optimizer.state().enumerate().map(|array| numbered("optimizer", array)));
+    arrays.extend(standing.optimizer.state().enumerate().map(|array| numbered("optimizer", array)));
     let accumulated = progress.accumulated.iter().flatten().enumerate();
     arrays.extend(accumulated.map(|array| numbered("accumulated", array)));
     arrays.push(("shuffles".to_owned(), words(&progress.shuffles.to_words())?));
@@ -83,10 +115,15 @@ pub(super) fn save(trainer: &Trainer, folder: &Path) -> Result<(), CheckpointErr
         "iteration": progress.iteration,
         "trained_tokens": progress.trained_tokens,
         "taken": progress.taken,
-        "optimizer_steps": trainer.optimizer.steps(),
+        "optimizer_steps": standing.optimizer.steps(),
         "window": {"steps": window.steps, "tokens": window.tokens, "loss": window.loss.to_bits(), "figures": figures},
     });
-    write(&folder.join(STATE_NAME), &arrays, &[(PROGRESS.to_owned(), text.to_string())].into())
+    let metadata = [
+        (PROGRESS.to_owned(), text.to_string()),
+        (SETTINGS.to_owned(), Value::Object(settings.clone()).to_string()),
+        (ROWS.to_owned(), rows.to_owned()),
+    ];
+    write(&folder.join(STATE_NAME), &arrays, &metadata.into())
 }
 
 /// Puts a run where the file says that it stood.
@@ -103,6 +140,9 @@ pub(super) fn restore(trainer: &mut Trainer, folder: &Path) -> Result<(), Checkp
         .collect::<mlx::Result<_>>()?;
     let text = file.metadata().get(PROGRESS).map(String::as_str).unwrap_or_default();
     let saved: Value = serde_json::from_str(text).map_err(|_| other("it is no run's state".to_owned()))?;
+    if file.metadata().get(ROWS).is_some_and(|rows| rows != trainer.rows()) {
+        return Err(other("the rows to learn from are not those that the run began with".to_owned()));
+    }
     let number = |fields: &Value, name: &str| {
         fields.get(name).and_then(Value::as_u64).ok_or_else(|| other(format!("`{name}` is missing")))
     };

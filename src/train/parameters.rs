@@ -60,6 +60,15 @@ pub struct AdapterOptions {
     pub keys: Option<Vec<String>>,
 }
 
+/// What the files of an adapter say of all modules.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdapterShape {
+    /// Rank, the largest of all.
+    pub rank: i32,
+    /// What products are multiplied by.
+    pub scale: f64,
+}
+
 /// Why a model cannot be trained as asked.
 #[derive(Debug, thiserror::Error)]
 pub enum ParameterError {
@@ -126,6 +135,8 @@ pub struct Parameters {
     leaves: Vec<Leaf>,
     adapters: Adapters,
     dropout: f64,
+    /// Of a module whose rank is the one that was asked for.
+    scale: f64,
 }
 
 /// The linear modules of a layer in the order in which they run.
@@ -183,6 +194,7 @@ impl Parameters {
             leaves: Vec::new(),
             adapters: adapters.clone(),
             dropout: options.dropout,
+            scale: options.scale_at(f64::from(options.rank)),
         };
         let weights: BTreeMap<String, Weight> = match tuning {
             Tuning::Dora => pieces.weights().into_iter().collect(),
@@ -195,10 +207,7 @@ impl Parameters {
                 return Err(ParameterError::EmbeddingDropout(path.clone()));
             }
             let rank = options.policy.rank(options.rank, path, bits.get(path).copied());
-            let scale = match options.rank_stabilized {
-                true => options.scale / f64::from(rank).sqrt(),
-                false => options.scale,
-            };
+            let scale = options.scale_at(f64::from(rank));
             let (input, output) = match *kind {
                 Kind::Linear { input, output } => (input, output),
                 Kind::Embedding { count, dims } => (count, dims),
@@ -254,7 +263,7 @@ impl Parameters {
         }
         mlx::eval(&values)?;
         let adapters = adapters.clone();
-        let this = Self { tuning: Tuning::Full, targets: Vec::new(), leaves, adapters, dropout: 0.0 };
+        let this = Self { tuning: Tuning::Full, targets: Vec::new(), leaves, adapters, dropout: 0.0, scale: 0.0 };
         Ok((this, values))
     }
 
@@ -266,6 +275,7 @@ impl Parameters {
             leaves: Vec::new(),
             adapters: Adapters::default(),
             dropout: 0.0,
+            scale: 0.0,
         }
     }
 
@@ -282,6 +292,42 @@ impl Parameters {
     /// Rank of each adapted module.
     pub fn ranks(&self) -> impl Iterator<Item = (&str, i32)> {
         self.targets.iter().map(|target| (target.path.as_str(), target.rank))
+    }
+
+    /// What the files of the adapter say of all its modules; nothing of whole weights.
+    pub fn shape(&self) -> Option<AdapterShape> {
+        let rank = self.targets.iter().map(|target| target.rank).max()?;
+        Some(AdapterShape { rank, scale: self.scale })
+    }
+
+    /// The arrays as files have them, which know one rank and one scale: narrower factors get columns and rows of zeros,
+    /// which add nothing, and a scale of their own goes into the second factor.
+    ///
+    /// # Errors
+    /// When MLX fails.
+    pub fn exported(&self, values: &[Array]) -> Result<Vec<(String, Array)>> {
+        let rank = self.shape().map_or(0, |shape| shape.rank);
+        let zeros = |value: &Array, shape: [i32; 2], axis| match shape[axis as usize] {
+            0 => Ok(value.clone()),
+            _ => Array::concatenate([value, &Array::zeros(&shape, value.dtype())?], axis),
+        };
+        let whole = |leaf: &Leaf, value: &Array| match leaf.role {
+            Role::A(target) => {
+                let missing = rank - self.targets.get(target).map_or(rank, |target| target.rank);
+                zeros(value, [value.dim(0), missing], 1)
+            }
+            Role::B(target) => {
+                let Some(target) = self.targets.get(target) else { return Ok(value.clone()) };
+                let scaled = match self.scale as f32 {
+                    scale if scale == target.scale || scale == 0.0 => value.clone(),
+                    _ => value.multiply_scalar((f64::from(target.scale) / self.scale) as f32)?,
+                };
+                zeros(&scaled, [rank - target.rank, value.dim(1)], 0)
+            }
+            Role::Magnitude(_) | Role::Plain => Ok(value.clone()),
+        };
+        let named = self.leaves.iter().zip(values);
+        named.map(|(leaf, value)| Ok((leaf.name.clone(), whole(leaf, value)?))).collect()
     }
 
     /// Whether each array is a second factor, which LoRA+ trains faster.
@@ -384,6 +430,12 @@ impl Parameters {
     /// Takes adapters off the model.
     pub fn detach(&self) {
         self.adapters.activate(&AdapterSet::default());
+    }
+}
+
+impl AdapterOptions {
+    fn scale_at(&self, rank: f64) -> f64 {
+        if self.rank_stabilized { self.scale / rank.sqrt() } else { self.scale }
     }
 }
 

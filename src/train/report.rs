@@ -77,9 +77,9 @@ pub enum Outcome {
     Finished,
     /// The caller asked to stop.
     Interrupted,
-    /// A step's loss or gradient was no number; it was not taken.
+    /// A step's loss or gradient was no number; it was not taken, and what leads to it was not saved.
     NotFinite {
-        /// Which.
+        /// Which; one more than the last where the last step's result gives such a loss.
         iteration: u64,
     },
 }

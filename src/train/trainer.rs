@@ -5,6 +5,8 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Instant;
 
+use sha2::{Digest, Sha256};
+
 use super::batches::{Batch, BatchOptions, Batches, TooFewExamples};
 use super::checkpoint::CheckpointError;
 use super::dataset::Example;
@@ -46,12 +48,12 @@ pub struct TrainOptions {
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
     /// Fewer rows than a batch takes.
-    #[error("{rows} rows: {source}")]
+    #[error("{rows} rows: {cause}")]
     TooFew {
         /// Which rows.
         rows: &'static str,
         /// How many.
-        source: TooFewExamples,
+        cause: TooFewExamples,
     },
     /// A file.
     #[error(transparent)]
@@ -70,8 +72,30 @@ pub(super) struct Rows {
 impl Rows {
     fn new(name: &'static str, examples: Vec<Example>, options: &BatchOptions) -> Result<Self, TrainError> {
         let batches =
-            Batches::new(&examples, options).map_err(|source| TrainError::TooFew { rows: name, source })?;
+            Batches::new(&examples, options).map_err(|cause| TrainError::TooFew { rows: name, cause })?;
         Ok(Self { examples, batches })
+    }
+
+    /// Tells these rows from others: tokens, and which of them are learned.
+    fn fingerprint(&self) -> String {
+        let mut hasher = Sha256::new();
+        for sequence in self.examples.iter().flat_map(|example| &example.sequences) {
+            hasher.update((sequence.tokens.len() as u64).to_le_bytes());
+            hasher.update((sequence.prompt as u64).to_le_bytes());
+            sequence.tokens.iter().for_each(|token| hasher.update(token.to_le_bytes()));
+        }
+        hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+/// Whether there are enough rows for a batch; what a run checks before it begins.
+///
+/// # Errors
+/// Names the rows that are too few.
+pub fn check_rows(name: &'static str, examples: &[Example], options: &BatchOptions) -> Result<(), TrainError> {
+    match Batches::new(examples, options) {
+        Ok(_) => Ok(()),
+        Err(cause) => Err(TrainError::TooFew { rows: name, cause }),
     }
 }
 
@@ -98,6 +122,13 @@ pub(super) struct Progress {
     pub(super) window: Window,
 }
 
+/// A run at one of its steps.
+pub(super) struct Standing {
+    pub(super) values: Vec<Array>,
+    pub(super) optimizer: Optimizer,
+    pub(super) progress: Progress,
+}
+
 /// A run.
 pub struct Trainer {
     pub(super) network: Network,
@@ -109,6 +140,12 @@ pub struct Trainer {
     train: Rows,
     valid: Option<Rows>,
     gradient_norm: Option<f32>,
+    /// Tells the rows to learn from.
+    fingerprint: String,
+    /// The step that was gone on from.
+    resumed: Option<u64>,
+    /// The step that was saved last.
+    saved: Option<u64>,
 }
 
 impl Trainer {
@@ -148,15 +185,33 @@ impl Trainer {
             progress,
             objective,
             options,
+            fingerprint: train.fingerprint(),
             train,
             valid,
             gradient_norm: None,
+            resumed: None,
+            saved: None,
         })
     }
 
     /// Steps taken.
     pub fn iteration(&self) -> u64 {
         self.progress.iteration
+    }
+
+    /// The step that was saved last, by this run or the one that it goes on with.
+    pub fn saved(&self) -> Option<u64> {
+        self.saved
+    }
+
+    /// The step that the run went on from.
+    pub fn resumed(&self) -> Option<u64> {
+        self.resumed
+    }
+
+    /// Tells the rows to learn from.
+    pub(super) fn rows(&self) -> &str {
+        &self.fingerprint
     }
 
     /// Batches of an epoch.
@@ -174,8 +229,9 @@ impl Trainer {
         self.network.parameters().names().zip(&self.values)
     }
 
-    /// Takes all steps that are left, and saves as asked for into `output`. `on_event` may ask to stop: then the step
-    /// that runs is finished and saved.
+    /// Takes all steps that are left, and saves as asked for into `output`. What a step made is written when the next step
+    /// has shown that its loss and gradient are numbers; after the last, the loss is computed once more. `on_event` may ask
+    /// to stop: then the step that runs is finished and saved.
     ///
     /// # Errors
     /// When MLX fails or a file cannot be written.
@@ -185,6 +241,7 @@ impl Trainer {
         on_event: &mut dyn FnMut(Event) -> ControlFlow<()>,
     ) -> Result<Outcome, TrainError> {
         let mut busy = 0.0;
+        let mut waiting: Option<Standing> = None;
         while self.progress.iteration < self.options.iterations {
             let iteration = self.progress.iteration + 1;
             let mut started = Instant::now();
@@ -194,7 +251,13 @@ impl Trainer {
                 || iteration == self.options.iterations;
             if eval && self.validate(on_event)?.is_break() {
                 self.unread_batch();
-                self.save(output, on_event)?;
+                if self.saved.unwrap_or(0) < self.progress.iteration {
+                    if !self.is_sound(&batch)? {
+                        return Ok(Outcome::NotFinite { iteration });
+                    }
+                    let standing = self.standing();
+                    self.save(&standing, output, on_event)?;
+                }
                 return Ok(Outcome::Interrupted);
             }
             if eval {
@@ -202,6 +265,9 @@ impl Trainer {
             }
             if !self.step(&batch)? {
                 return Ok(Outcome::NotFinite { iteration });
+            }
+            if let Some(standing) = waiting.take() {
+                self.save(&standing, output, on_event)?;
             }
             busy += started.elapsed().as_secs_f64();
             let mut flow = on_event(Event::Step { iteration });
@@ -214,8 +280,14 @@ impl Trainer {
                 }
             }
             let last = iteration == self.options.iterations;
-            if last || flow.is_break() || iteration.is_multiple_of(self.options.save_every.max(1)) {
-                self.save(output, on_event)?;
+            if last || flow.is_break() {
+                if !self.is_sound(&batch)? {
+                    return Ok(Outcome::NotFinite { iteration: iteration + 1 });
+                }
+                let standing = self.standing();
+                    self.save(&standing, output, on_event)?;
+            } else if iteration.is_multiple_of(self.options.save_every.max(1)) {
+                waiting = Some(self.standing());
             }
             if flow.is_break() && !last {
                 return Ok(Outcome::Interrupted);
@@ -290,14 +362,30 @@ impl Trainer {
         let before = self.progress.shuffles.clone();
         let report = self.measure_rows(&rows, self.options.validation_batches, on_event);
         self.valid = Some(rows);
-        Ok(match report? {
+        let flow = match report? {
             Some(report) => on_event(Event::Validation(report)),
-            None => {
-                // As if it had not begun: whoever goes on begins it again.
-                self.progress.shuffles = before;
-                ControlFlow::Break(())
-            }
-        })
+            None => ControlFlow::Break(()),
+        };
+        if flow.is_break() {
+            // As if it had not begun: whoever goes on begins it again.
+            self.progress.shuffles = before;
+        }
+        Ok(flow)
+    }
+
+    /// Whether the values give a loss that is a number.
+    fn is_sound(&self, batch: &Batch) -> Result<bool, TrainError> {
+        let figures = scalars(&self.network.evaluate(&self.values, batch, &self.objective)?)?;
+        self.tidy()?;
+        Ok(figures.first().is_some_and(|loss| loss.is_finite()))
+    }
+
+    fn standing(&self) -> Standing {
+        Standing {
+            values: self.values.clone(),
+            optimizer: self.optimizer.clone(),
+            progress: self.progress.clone(),
+        }
     }
 
     fn next_batch(&mut self) -> Result<Batch, TrainError> {
@@ -390,13 +478,16 @@ impl Trainer {
     }
 
     fn save(
-        &self,
+        &mut self,
+        standing: &Standing,
         output: &Output,
         on_event: &mut dyn FnMut(Event) -> ControlFlow<()>,
     ) -> Result<(), TrainError> {
-        output.save(self)?;
+        output.save(self, standing)?;
+        let iteration = standing.progress.iteration;
+        self.saved = Some(iteration);
         // The work is saved; whoever wants to stop may do so after the next step.
-        let _ = on_event(Event::Saved { iteration: self.progress.iteration, path: output.adapter_file() });
+        let _ = on_event(Event::Saved { iteration, path: output.adapter_file() });
         Ok(())
     }
 
@@ -405,7 +496,10 @@ impl Trainer {
     /// # Errors
     /// There is nothing to go on from, or it is of another run.
     pub fn resume(&mut self, folder: &Path) -> Result<(), TrainError> {
-        Ok(super::checkpoint::restore(self, folder)?)
+        super::checkpoint::restore(self, folder)?;
+        self.resumed = Some(self.progress.iteration);
+        self.saved = self.resumed;
+        Ok(())
     }
 }
 

@@ -137,7 +137,8 @@ impl Run {
 
 /// Runs, and asks to stop after step `stop`.
 pub fn go_on(trainer: &mut Trainer, folder: &Path, stop: Option<u64>) -> (Said, Outcome) {
-    let output = Output::create(folder, &serde_json::Map::new()).unwrap();
+    let nothing = serde_json::Map::new();
+    let output = Output::create(folder, &nothing, &nothing).unwrap();
     let mut said = Said::default();
     let outcome = trainer.run(&output, &mut |event| {
         match event {

@@ -46,6 +46,7 @@ use std::time::Duration;
 
 use mlx_bun::checkpoint::environment::Environment;
 use mlx_bun::checkpoint::source::ResolvedModel;
+use mlx_bun::lora::Adapter;
 use mlx_bun::mlx::{self, DeviceKind};
 use mlx_bun::registry::select::select_model;
 use mlx_bun::scheduler::{Engine, ModelParts, StartError};
@@ -75,7 +76,7 @@ const LAST_LINES: Duration = Duration::from_secs(1);
 pub fn run(args: &ServeArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
     let mut warnings = Vec::new();
     let on_cpu = mlx::default_device() == DeviceKind::Cpu;
-    let plan = args.resolve(on_cpu, &mut warnings)?;
+    let mut plan = args.resolve(on_cpu, &mut warnings)?;
     for warning in &warnings {
         printer.warning(warning);
     }
@@ -83,7 +84,7 @@ pub fn run(args: &ServeArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
     let (listener, address) = listen::bind(&plan.host, plan.port)?;
     let resolved = select_model(plan.model.as_deref(), &Environment::of_process())?;
     printer.detail(&format!("model: {}", resolved.source.path().display()));
-    let (engine, parts) = start(&plan, &resolved, printer)?;
+    let (engine, parts) = start(&mut plan, &resolved, printer)?;
     let grace = plan.grace;
     let app = Arc::new(assemble(plan, &resolved, engine, parts, printer)?);
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -110,13 +111,21 @@ pub fn run(args: &ServeArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
 #[error("{0:#}")]
 struct LoadFailure(anyhow::Error);
 
-/// Loads the model on the engine's thread, and mounts the adapter that is named.
-fn start(plan: &Plan, resolved: &ResolvedModel, printer: &Printer) -> anyhow::Result<(Engine, ModelParts)> {
+/// Loads the model on the engine's thread, and mounts the adapter that is named. Of whole weights the model is made, and
+/// no adapter is named from then on.
+fn start(
+    plan: &mut Plan, resolved: &ResolvedModel, printer: &Printer) -> anyhow::Result<(Engine, ModelParts)> {
     let (numerics, source) = (plan.numerics, resolved.source.clone());
     let told = printer.clone();
+    let adapter = plan.adapter.as_deref().map(Adapter::open).transpose()?;
+    // Whole weights cannot be mounted: the model is loaded with them.
+    let whole = adapter.filter(|adapter| adapter.whole().is_some());
+    if whole.is_some() {
+        plan.adapter = None;
+    }
     let load = move || {
         choose_numerics(numerics, &told).map_err(LoadFailure)?;
-        mlx_bun::load::load(&source).map_err(|error| LoadFailure(error.into()))
+        mlx_bun::load::load_adapted(&source, whole).map_err(|error| LoadFailure(error.into()))
     };
     let (engine, parts) = Engine::start(plan.engine.clone(), load).map_err(|error| match error {
         StartError::Load(LoadFailure(error)) => error,

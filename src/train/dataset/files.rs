@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::rows::{Format, Reader, Row};
 use super::{DataError, parquet};
-use crate::checkpoint::json_lines::{JsonLinesError, numbered_rows};
+use crate::checkpoint::json_lines::{JsonLinesError, numbered_rows, read_text};
 
 /// The rows of a data set.
 #[derive(Clone, Debug, Default)]
@@ -80,8 +80,7 @@ fn read_file(path: &Path) -> Result<(Vec<Row>, Option<Format>), DataError> {
             Ok(Row { content, fields, file: file.clone(), line })
         })?
     } else if ends("jsonl") {
-        let text = std::fs::read_to_string(path)
-            .map_err(|cause| JsonLinesError::Read { path: path.to_owned(), cause })?;
+        let text = read_text(path)?;
         numbered_rows(&text, |line, value| {
             let (content, fields) = reader.read(&value)?;
             Ok(Some(Row { content, fields, file: file.clone(), line }))

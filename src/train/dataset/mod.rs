@@ -92,14 +92,14 @@ pub enum DataError {
         path: PathBuf,
     },
     /// A row that cannot be made tokens of.
-    #[error("{}, line {line}: {source}", shown_path(path))]
+    #[error("{}, line {line}: {cause}", shown_path(path))]
     Row {
         /// The file.
         path: PathBuf,
         /// Its line, from 1.
         line: usize,
         /// What is wrong.
-        source: perplexity::DatasetError,
+        cause: perplexity::DatasetError,
     },
     /// Texts whose prompt is to be masked.
     #[error(

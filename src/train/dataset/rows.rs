@@ -103,6 +103,11 @@ fn format_of(fields: &Map<String, Value>) -> Option<Format> {
 }
 
 fn unknown(fields: &Map<String, Value>) -> String {
+    for (given, missing) in [("chosen", "rejected"), ("rejected", "chosen"), ("prompt", "completion")] {
+        if fields.contains_key(given) {
+            return format!("the row has `{given}` and no `{missing}`");
+        }
+    }
     let names: Vec<_> = fields.keys().take(8).map(|name| format!("`{name}`")).collect();
     format!(
         "a row needs `messages`, `prompt` and `completion`, `text`, or `chosen` and `rejected`, and has {}",
@@ -120,6 +125,7 @@ fn preference(fields: &Map<String, Value>) -> Result<Content, String> {
             },
             None => Err(format!("`{name}` has no messages")),
         },
+        None => Err(format!("the row has no `{name}`")),
         _ => Err(format!("`{name}` is neither a string nor a list of messages")),
     };
     let ((before, chosen), (_, rejected)) = (answer("chosen")?, answer("rejected")?);
@@ -167,5 +173,12 @@ mod tests {
         );
         assert!(read(json!({"chosen": "a", "rejected": "b"})).unwrap_err().contains("no `prompt`"));
         assert!(read(json!({"text": 1})).is_err());
+        let error = read(json!({"prompt": "p", "chosen": "a"})).unwrap_err();
+        assert_eq!(error, "the row has `chosen` and no `rejected`");
+        assert_eq!(read(json!({"prompt": "p"})).unwrap_err(), "the row has `prompt` and no `completion`");
+        let mut reader = Reader::default();
+        reader.read(&json!({"prompt": "p", "chosen": "a", "rejected": "b"})).unwrap();
+        let error = reader.read(&json!({"prompt": "p", "chosen": "a"})).unwrap_err();
+        assert_eq!(error, "the row has no `rejected`");
     }
 }

@@ -53,7 +53,7 @@ pub fn prepare(
 ) -> Result<Prepared, DataError> {
     let mut prepared = Prepared::default();
     for row in rows {
-        let failed = |source| DataError::Row { path: row.file.to_path_buf(), line: row.line, source };
+        let failed = |cause| DataError::Row { path: row.file.to_path_buf(), line: row.line, cause };
         let sequences = match &row.content {
             Content::Sample(sample) => {
                 vec![sample_tokens(row, sample, tokenizer, templates, preparation.learn)?]
@@ -101,7 +101,7 @@ fn sample_tokens(
     templates: &ChatTemplates,
     learn: Learn,
 ) -> Result<Sequence, DataError> {
-    let failed = |source| DataError::Row { path: row.file.to_path_buf(), line: row.line, source };
+    let failed = |cause| DataError::Row { path: row.file.to_path_buf(), line: row.line, cause };
     let tokens = tokenize(sample, tokenizer, templates).map_err(failed)?;
     let prompt = match (learn, sample) {
         (Learn::Everything, _) => 0,
