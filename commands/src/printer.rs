@@ -130,6 +130,11 @@ impl Printer {
         self
     }
 
+    /// Whether nothing but errors is said.
+    pub fn is_silent(&self) -> bool {
+        self.verbosity == Verbosity::Silent
+    }
+
     /// Standard output, for data.
     pub fn stdout(&self) -> Data {
         match &self.sink {

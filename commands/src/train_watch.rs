@@ -4,7 +4,7 @@ mod screen;
 mod state;
 
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -58,28 +58,25 @@ pub fn run(args: &TrainWatchArgs, printer: &Printer) -> anyhow::Result<ExitStatu
         out.flush()?;
         return Ok(ExitStatus::Success);
     }
-    if !args.path.exists() {
-        return Err(nothing(&file).into());
-    }
     if !std::io::stdout().is_terminal() {
         return Err(Complaint::usage("standard output is no terminal")
             .hint("`--once` prints where the run stands")
             .into());
     }
     let mut terminal = ratatui::try_init().context("the terminal cannot be drawn on")?;
-    let followed = follow(&mut terminal, &file);
+    let followed = follow(&mut terminal, &args.path);
     ratatui::restore();
     followed
 }
 
-fn nothing(file: &std::path::Path) -> Complaint {
+fn nothing(file: &Path) -> Complaint {
     Complaint::failure(format!("there is no run to follow: {} has no figures", file.display()))
         .hint("name the folder that `mlx-bun train --adapter-path` writes")
 }
 
-fn follow(terminal: &mut ratatui::DefaultTerminal, file: &std::path::Path) -> anyhow::Result<ExitStatus> {
+fn follow(terminal: &mut ratatui::DefaultTerminal, path: &Path) -> anyhow::Result<ExitStatus> {
     loop {
-        let state = State::of(&metrics::read(file));
+        let state = State::of(&metrics::read(&metrics::file_of(path)));
         terminal.draw(|frame| screen::draw(frame, &state))?;
         if !event::poll(INTERVAL)? {
             continue;

@@ -133,9 +133,8 @@ pub fn remove_unfinished(directory: &Path, is_ours: impl Fn(&str) -> bool) {
 fn remove_temporary(directory: &Path, choose: impl Fn(&fs::DirEntry, &str) -> bool) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let name = entry.file_name();
-        let parts = name.to_str().and_then(|name| {
-            name.strip_prefix('.')?.strip_suffix(TEMPORARY)?.rsplit_once('.')
-        });
+        let parts =
+            name.to_str().and_then(|name| name.strip_prefix('.')?.strip_suffix(TEMPORARY)?.rsplit_once('.'));
         let chosen = parts.is_some_and(|(name, numbers)| {
             let is_temporary = numbers.split_once('-').is_some_and(|(process, number)| {
                 [process, number].iter().all(|part| part.parse::<u64>().is_ok())

@@ -65,8 +65,7 @@ pub fn read_text_or_rows<T>(
 /// # Errors
 /// Names the file, and the line that is not UTF-8.
 pub(crate) fn read_text(path: &Path) -> Result<String, JsonLinesError> {
-    let bytes =
-        std::fs::read(path).map_err(|cause| JsonLinesError::Read { path: path.to_owned(), cause })?;
+    let bytes = std::fs::read(path).map_err(|cause| JsonLinesError::Read { path: path.to_owned(), cause })?;
     let mut text = String::from_utf8(bytes).map_err(|error| {
         let valid = error.as_bytes().get(..error.utf8_error().valid_up_to()).unwrap_or_default();
         let line = 1 + valid.iter().filter(|byte| **byte == b'\n').count();

@@ -42,7 +42,8 @@ impl WholeWeights {
     /// # Errors
     /// Names that the model does not have, other shapes, or a weight that is packed there.
     pub fn replace(&self, model: &mut TensorSource) -> Result<(), AdapterError> {
-        let unknown: Vec<String> = self.tensors.keys().filter(|name| !model.contains(name)).cloned().collect();
+        let unknown: Vec<String> =
+            self.tensors.keys().filter(|name| !model.contains(name)).cloned().collect();
         if !unknown.is_empty() {
             return Err(AdapterError::UnknownTensors { path: self.file.clone(), names: listed(&unknown) });
         }

@@ -40,7 +40,10 @@ pub enum CheckpointError {
     #[error(transparent)]
     File(#[from] checkpoint::atomic_file::AtomicFileError),
     /// Another process writes there.
-    #[error("another run writes into {}; wait for it, or name another folder with --adapter-path", shown_path(path))]
+    #[error(
+        "another run writes into {}; wait for it, or name another folder with --adapter-path",
+        shown_path(path)
+    )]
     Busy {
         /// The folder.
         path: PathBuf,
@@ -100,8 +103,11 @@ pub(super) fn save(
 ) -> Result<(), CheckpointError> {
     let progress = &standing.progress;
     let words = |words: &[u32]| Array::from_slice(words, &[words.len() as i32]);
-    let mut arrays: Vec<(String, Array)> =
-        parameters.names().zip(&standing.values).map(|(name, value)| (format!("value.{name}"), value.clone())).collect();
+    let mut arrays: Vec<(String, Array)> = parameters
+        .names()
+        .zip(&standing.values)
+        .map(|(name, value)| (format!("value.{name}"), value.clone()))
+        .collect();
     let numbered = |kind: &str, array: (usize, &Array)| (format!("{kind}.{}", array.0), array.1.clone());
     arrays.extend(standing.optimizer.state().enumerate().map(|array| numbered("optimizer", array)));
     let accumulated = progress.accumulated.iter().flatten().enumerate();

@@ -110,7 +110,8 @@ impl Output {
         }
         let failed = |cause| AtomicFileError { path: self.adapter.clone(), cause };
         let parsed: Option<Value> = old.and_then(|text| serde_json::from_slice(&text).ok());
-        let same = parsed.is_some_and(|old| MEANING.iter().all(|name| old.get(name) == self.config.get(*name)));
+        let same =
+            parsed.is_some_and(|old| MEANING.iter().all(|name| old.get(name) == self.config.get(*name)));
         if same || !self.adapter.exists() {
             write_bytes_atomically(&file, new.as_bytes())?;
             return write(&self.adapter);

@@ -263,7 +263,8 @@ impl Parameters {
         }
         mlx::eval(&values)?;
         let adapters = adapters.clone();
-        let this = Self { tuning: Tuning::Full, targets: Vec::new(), leaves, adapters, dropout: 0.0, scale: 0.0 };
+        let this =
+            Self { tuning: Tuning::Full, targets: Vec::new(), leaves, adapters, dropout: 0.0, scale: 0.0 };
         Ok((this, values))
     }
 

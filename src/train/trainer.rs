@@ -92,7 +92,11 @@ impl Rows {
 ///
 /// # Errors
 /// Names the rows that are too few.
-pub fn check_rows(name: &'static str, examples: &[Example], options: &BatchOptions) -> Result<(), TrainError> {
+pub fn check_rows(
+    name: &'static str,
+    examples: &[Example],
+    options: &BatchOptions,
+) -> Result<(), TrainError> {
     match Batches::new(examples, options) {
         Ok(_) => Ok(()),
         Err(cause) => Err(TrainError::TooFew { rows: name, cause }),
@@ -285,7 +289,7 @@ impl Trainer {
                     return Ok(Outcome::NotFinite { iteration: iteration + 1 });
                 }
                 let standing = self.standing();
-                    self.save(&standing, output, on_event)?;
+                self.save(&standing, output, on_event)?;
             } else if iteration.is_multiple_of(self.options.save_every.max(1)) {
                 waiting = Some(self.standing());
             }

@@ -114,7 +114,10 @@ struct LoadFailure(anyhow::Error);
 /// Loads the model on the engine's thread, and mounts the adapter that is named. Of whole weights the model is made, and
 /// no adapter is named from then on.
 fn start(
-    plan: &mut Plan, resolved: &ResolvedModel, printer: &Printer) -> anyhow::Result<(Engine, ModelParts)> {
+    plan: &mut Plan,
+    resolved: &ResolvedModel,
+    printer: &Printer,
+) -> anyhow::Result<(Engine, ModelParts)> {
     let (numerics, source) = (plan.numerics, resolved.source.clone());
     let told = printer.clone();
     let adapter = plan.adapter.as_deref().map(Adapter::open).transpose()?;

@@ -41,10 +41,13 @@ pub struct TrainArgs {
     pub dry_run: bool,
 
     /// Go on with the run that was saved in DIR (the adapter's folder, if DIR is left out), with its settings
-    #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = "", help_heading = "What to do")]
-    pub resume: Option<PathBuf>,
+    ///
+    /// Other flags may change how far it goes and how fast, what it reports and what memory it takes; what would give the
+    /// saved state another meaning is refused: other rows, another model, rank, scale or seed.
+    #[arg(long, value_name = "DIR", help_heading = "What to do")]
+    pub resume: Option<Option<PathBuf>>,
 
-    /// A YAML file with settings, under mlx_lm.lora's names; flags win over it
+    /// A YAML file with settings, under mlx_lm.lora's names; flags win over it (--lr over its lr_schedule, too)
     #[arg(short = 'c', long, value_name = "FILE", help_heading = "What to do")]
     pub config: Option<PathBuf>,
 
@@ -84,7 +87,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "TYPE", help_heading = "Method")]
     pub fine_tune_type: Option<String>,
 
-    /// Layers to train, from the last; -1 for all [default: 16, or all there are]
+    /// Layers to train, from the last; -1 for all, as 0 in mlx-lm [default: 16, or all there are]
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Method")]
     pub num_layers: Option<i64>,
 
@@ -101,6 +104,9 @@ pub struct TrainArgs {
     pub dropout: Option<f64>,
 
     /// How ranks differ between modules: constant, by_bits, by_kl [default: constant]
+    ///
+    /// by_bits takes rank times bits / 4, 16 bits for what is not quantized; by_kl goes by the model's
+    /// optiq_metadata.json. The files have the largest rank everywhere, the rest zeros, so that everything loads them.
     #[arg(long, value_name = "POLICY", help_heading = "Method")]
     pub rank_policy: Option<String>,
 
@@ -224,7 +230,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub resume_adapter_file: Option<String>,
 
-    /// Also write the adapter as PEFT keeps them, into DIR
+    /// Also write the adapter as PEFT keeps them, into DIR, another folder than the adapter's
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     pub export_peft: Option<PathBuf>,
 

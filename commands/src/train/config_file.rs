@@ -21,7 +21,8 @@ pub fn read(file: &Path) -> Result<Map<String, Value>, Complaint> {
         let said = error.to_string();
         let line = said.lines().next().unwrap_or_default();
         // The parser tells its own programmers what to set.
-        let (before, after) = line.split_once(", set DuplicateKeyPolicy in Options if acceptable").unwrap_or((line, ""));
+        let (before, after) =
+            line.split_once(", set DuplicateKeyPolicy in Options if acceptable").unwrap_or((line, ""));
         Complaint::usage(format!("{shown}: not valid YAML: {before}{after}"))
     })?;
     match value {

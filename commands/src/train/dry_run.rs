@@ -6,7 +6,10 @@ use std::time::Instant;
 use mlx_bun::mlx::memory;
 use mlx_bun::train::batches::{Batch, BatchOptions, Batches};
 use mlx_bun::train::dataset::{Example, Prepared};
+use mlx_bun::train::optimizers::clip_by_norm;
+use mlx_bun::train::parameters::Parameters;
 
+use super::not_finite;
 use super::prepare::{Base, Data, network};
 use super::settings::Settings;
 use crate::args::size::shown_size;
@@ -21,7 +24,7 @@ const BAR: usize = 40;
 /// # Errors
 /// Too few rows, or a step that fails.
 pub fn run(settings: &Settings, base: &Base, data: &Data, printer: &Printer) -> anyhow::Result<()> {
-    let (network, values, mut keys, num_layers) = network(settings, base)?;
+    let (network, values, mut keys, num_layers) = network(settings, base, printer)?;
     let options = settings.options;
     let batches = Batches::new(&data.train.examples, &options.batch)?;
     let trained: usize = values.iter().map(mlx_bun::mlx::Array::size).sum();
@@ -35,10 +38,11 @@ pub fn run(settings: &Settings, base: &Base, data: &Data, printer: &Printer) -> 
     let layers = if num_layers <= 0 { network.layers() as i64 } else { num_layers };
     writeln!(
         out,
-        "Trains: {}, {}, {layers} of {} layers, {trained} numbers",
+        "Trains: {}, {}, {layers} of {} layers, {trained} numbers{}",
         settings.objective.name(),
         settings.tuning.name(),
-        network.layers()
+        network.layers(),
+        shown_ranks(network.parameters())
     )?;
     let epochs = options.iterations as f64 / batches.len() as f64;
     writeln!(
@@ -50,8 +54,14 @@ pub fn run(settings: &Settings, base: &Base, data: &Data, printer: &Printer) -> 
     memory::reset_peak()?;
     let dropout = network.parameters().dropout_keys(&mut keys)?;
     let started = Instant::now();
-    network.gradient(&values, &batch, &settings.objective, &dropout)?;
+    let gradient = network.gradient(&values, &batch, &settings.objective, &dropout)?;
     let seconds = started.elapsed().as_secs_f64();
+    let norm = clip_by_norm(gradient.gradients, None)?.1;
+    for figure in [gradient.values.first(), Some(&norm)].into_iter().flatten() {
+        if figure.to_f32_vec()?.iter().any(|number| !number.is_finite()) {
+            return Err(not_finite(0, "").into());
+        }
+    }
     let longest: usize = batch.streams.iter().map(|stream| stream.inputs.size()).sum();
     let kept = trained as u64 * 4 * 3;
     let peak = memory::peak()? as u64 + kept;
@@ -65,6 +75,16 @@ pub fn run(settings: &Settings, base: &Base, data: &Data, printer: &Printer) -> 
     )?;
     out.flush()?;
     Ok(())
+}
+
+/// The ranks, where they are not the one that was asked for.
+pub fn shown_ranks(parameters: &Parameters) -> String {
+    let ranks = || parameters.ranks().map(|(_, rank)| rank);
+    match (ranks().min(), ranks().max()) {
+        (Some(low), Some(high)) if low < high => format!(", ranks {low} to {high}"),
+        (Some(rank), _) => format!(", rank {rank}"),
+        _ => String::new(),
+    }
 }
 
 fn counts(out: &mut impl Write, name: &str, prepared: &Prepared) -> std::io::Result<()> {

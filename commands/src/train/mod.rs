@@ -1,11 +1,14 @@
 //! `mlx-bun train`: fine-tunes a model.
 
 mod args;
+mod config_file;
 mod dry_run;
 mod layers;
 pub mod metrics;
+mod optimization;
 mod plot;
 mod prepare;
+mod recorded;
 mod settings;
 
 use std::collections::BTreeMap;
@@ -16,11 +19,10 @@ use std::time::Instant;
 use args::TrainAction;
 pub use args::TrainArgs;
 pub use dry_run::shown_time;
-use mlx_bun::lora::{Adapter, AdapterSet};
+use mlx_bun::lora::Adapter;
 use mlx_bun::mlx::memory;
-use mlx_bun::train::checkpoint::STATE_NAME;
-use mlx_bun::train::output::{ADAPTER_NAME, Output, PeftShape, export_peft};
-use mlx_bun::train::parameters::Tuning;
+use mlx_bun::mlx::random::RandomState as Keys;
+use mlx_bun::train::output::{ADAPTER_NAME, Output, export_peft};
 use mlx_bun::train::report::{Event, Outcome, TrainReport, ValidationReport};
 use mlx_bun::train::trainer::Trainer;
 use serde_json::json;
@@ -45,40 +47,71 @@ pub fn run(args: &TrainArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
     let interrupt = Interrupt::install(printer)?;
     let mut warnings = Vec::new();
     let mut settings = Settings::resolve(args, &mut warnings)?;
-    if !settings.train && settings.tuning == Tuning::Full && settings.resume_adapter_file.is_none() {
-        settings.resume_adapter_file = Some(settings.adapter_path.join(ADAPTER_NAME));
-    }
     let numerics = args.numerics.resolve(&mut warnings);
     warnings.iter().for_each(|warning| printer.warning(warning));
+    if settings.train {
+        prepare::check_folders(&settings)?;
+    }
     choose_numerics(numerics, printer)?;
-    let base = prepare::load(&settings, printer)?;
+    // What is only measured may have an adapter already.
+    let adapted = !settings.train && !settings.adapter_path.as_os_str().is_empty();
+    let adapter = adapted.then(|| Adapter::open(&settings.adapter_path)).transpose()?;
+    let base = prepare::load(&settings, adapter, printer)?;
+    settings.record.insert("model".to_owned(), json!(base.path));
     let mut data = prepare::data(&settings, &base, printer)?;
+    prepare::check_batches(&settings, &data)?;
     interrupt.begin();
     if args.dry_run {
         dry_run::run(&settings, &base, &data, printer)?;
         return Ok(ExitStatus::Success);
     }
-    let (network, values, keys, num_layers) = prepare::network(&settings, &base)?;
     if !settings.train {
-        return test_adapter(&settings, &base, data, (network, values, keys), &interrupt, printer);
+        return test_adapter(&settings, &base, data, &interrupt, printer);
     }
+    let (network, values, keys, num_layers) = prepare::network(&settings, &base, printer)?;
     let trained: usize = values.iter().map(mlx_bun::mlx::Array::size).sum();
     let ranks: BTreeMap<String, i32> =
         network.parameters().ranks().map(|(path, rank)| (path.to_owned(), rank)).collect();
-    let record = config_record(&settings, &base.path, num_layers, &ranks);
+    let config = config_record(&settings, num_layers, network.parameters().shape(), &ranks);
     let mut trainer = prepare::trainer(&settings, network, values, keys, &mut data)?;
-    begin_folder(&settings, printer)?;
-    let output = Output::create(&settings.adapter_path, &record)?;
-    printer.note(&format!("Training {trained} numbers of {} ({})", base.path, settings.tuning.name()));
-    let outcome = train(&settings, &base, &mut trainer, &output, &interrupt, printer)?;
+    let (taken, all) = (trainer.iteration(), settings.options.iterations);
+    let outcome = if taken >= all {
+        printer.note(&format!("Nothing is left to train: {taken} steps are taken, and --iters is {all}"));
+        Outcome::Finished
+    } else {
+        let output = Output::create(&settings.adapter_path, &config, &settings.record)?;
+        if settings.resume.is_none() && output.adapter_file().is_file() {
+            let folder = settings.adapter_path.display();
+            printer.warning(&format!("the adapter in `{folder}` is replaced when this run is saved"));
+        }
+        printer.note(&format!(
+            "Training {trained} numbers of {} ({}{})",
+            base.path,
+            settings.tuning.name(),
+            dry_run::shown_ranks(trainer.parameters())
+        ));
+        train(&settings, &base, &mut trainer, &output, &interrupt, printer)?
+    };
     if let Outcome::NotFinite { iteration } = outcome {
-        return Err(not_finite(&settings, iteration).into());
+        let folder = settings.adapter_path.display();
+        let kept = match trainer.saved() {
+            Some(step) => format!("; the state after step {step} is in `{folder}`"),
+            None if settings.adapter_path.join(ADAPTER_NAME).is_file() => {
+                format!("; nothing of this run is saved, and what was in `{folder}` before is as it was")
+            }
+            None => "; nothing was saved".to_owned(),
+        };
+        return Err(not_finite(iteration.saturating_sub(1), &kept).into());
     }
-    if let Some(folder) = &args.export_peft {
-        peft(&settings, &base, &trainer, folder)?;
+    if let (Some(folder), Some(_)) = (&settings.export_peft, trainer.saved()) {
+        let values: Vec<_> = trainer.named_values().map(|(_, value)| value.clone()).collect();
+        export_peft(folder, trainer.parameters(), &values, &base.path)?;
     }
     if outcome == Outcome::Interrupted {
-        printer.hint(&format!("go on with `mlx-bun train --resume {}`", settings.adapter_path.display()));
+        printer.hint(&match trainer.saved() {
+            Some(_) => format!("go on with `mlx-bun train --resume {}`", settings.adapter_path.display()),
+            None => "nothing was saved: no step was taken yet".to_owned(),
+        });
         return Ok(ExitStatus::Interrupted);
     }
     printer.hint(&format!(
@@ -91,29 +124,16 @@ pub fn run(args: &TrainArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
     Ok(ExitStatus::Success)
 }
 
-fn not_finite(settings: &Settings, iteration: u64) -> Complaint {
-    let saved = settings.adapter_path.join(ADAPTER_NAME);
-    let kept = match saved.is_file() {
-        true => format!("the last good state is in `{}`", settings.adapter_path.display()),
-        false => "nothing was saved before".to_owned(),
-    };
-    Complaint::failure(format!("the loss or the gradient of step {iteration} is no number; {kept}"))
-        .hint("lower --learning-rate, or limit gradients with --grad-clip 1")
-}
-
-/// A new run must not be taken for the one that was in its folder.
-fn begin_folder(settings: &Settings, printer: &Printer) -> anyhow::Result<()> {
-    if settings.resume.is_some() {
-        return Ok(());
-    }
-    if settings.adapter_path.join(ADAPTER_NAME).is_file() {
-        printer.warning(&format!("the adapter in `{}` is replaced", settings.adapter_path.display()));
-    }
-    match std::fs::remove_file(settings.adapter_path.join(STATE_NAME)) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound && settings.adapter_path.exists() => {
-            Err(error.into())
+/// The loss or the gradient after `steps` steps is no number; `kept` says what is saved.
+fn not_finite(steps: u64, kept: &str) -> Complaint {
+    let hint = "lower --learning-rate, or limit gradients with --grad-clip 1";
+    match steps {
+        0 => Complaint::failure(format!("the loss or the gradient of the first step is no number{kept}"))
+            .hint("the model's weights may be damaged, or too large for their type"),
+        steps => {
+            Complaint::failure(format!("after {steps} steps the loss or the gradient is no number{kept}"))
+                .hint(hint)
         }
-        _ => Ok(()),
     }
 }
 
@@ -138,8 +158,9 @@ fn train(
         "scale": settings.adapter.scale,
         "adapter_path": settings.adapter_path,
     });
-    let mut metrics = Metrics::open(output.folder(), trainer.iteration(), iterations, meta);
-    let mut stdout = printer.stdout();
+    let mut metrics = Metrics::open(output.folder(), trainer.resumed(), iterations, meta);
+    let before = trainer.saved();
+    let (mut stdout, silent) = (printer.stdout(), printer.is_silent());
     let mut failed: Option<std::io::Error> = None;
     let started = Instant::now();
     let bar = printer.progress("Training", iterations);
@@ -159,13 +180,14 @@ fn train(
             Event::Validation(report) => {
                 measuring = None;
                 metrics.valid(&report);
-                say_validation(&mut stdout, &report)
+                if silent { Ok(()) } else { say_validation(&mut stdout, &report) }
             }
             Event::Train(report) => {
                 metrics.train(&report);
-                say_train(&mut stdout, &report)
+                if silent { Ok(()) } else { say_train(&mut stdout, &report) }
             }
             Event::Saved { iteration, path } => {
+                metrics.saved();
                 printer.detail(&format!("saved after step {iteration}: {}", path.display()));
                 Ok(())
             }
@@ -194,7 +216,9 @@ fn train(
     }
     printer.note(&format!("Training time: {}", dry_run::shown_time(started.elapsed().as_secs_f64())));
     printer.note(&format!("Peak memory: {:.2} GB", memory::peak()? as f64 / 1e9));
-    printer.note(&format!("Saved: {}", output.adapter_file().display()));
+    if trainer.saved() != before {
+        printer.note(&format!("Saved: {}", output.adapter_file().display()));
+    }
     Ok(outcome)
 }
 
@@ -228,29 +252,11 @@ fn say_validation(out: &mut impl Write, report: &ValidationReport) -> std::io::R
     )
 }
 
-fn peft(settings: &Settings, base: &Base, trainer: &Trainer, folder: &std::path::Path) -> anyhow::Result<()> {
-    if settings.tuning == Tuning::Full {
-        return Err(Complaint::usage("`--export-peft` is for lora and dora, not for whole weights").into());
-    }
-    let shape = PeftShape {
-        rank: settings.adapter.rank,
-        scale: settings.adapter.scale,
-        rank_stabilized: settings.adapter.rank_stabilized,
-    };
-    let values: Vec<_> = trainer.named_values().map(|(_, value)| value.clone()).collect();
-    Ok(export_peft(folder, trainer.parameters(), &values, &base.path, shape)?)
-}
-
 /// `--test` alone: the adapter of `--adapter-path`, or the model itself when that is empty.
 fn test_adapter(
     settings: &Settings,
     base: &Base,
     mut data: Data,
-    (network, values, keys): (
-        mlx_bun::train::network::Network,
-        Vec<mlx_bun::mlx::Array>,
-        mlx_bun::mlx::random::RandomState,
-    ),
     interrupt: &Interrupt,
     printer: &Printer,
 ) -> anyhow::Result<ExitStatus> {
@@ -263,17 +269,9 @@ fn test_adapter(
         ))
         .into());
     }
-    let (network, values) = match settings.tuning {
-        Tuning::Full => (network, values),
-        _ => (network.without_training(), Vec::new()),
-    };
-    if settings.tuning != Tuning::Full && !settings.adapter_path.as_os_str().is_empty() {
-        let adapters = base.loaded.model.adapters();
-        let fitted = adapters.fit(Adapter::open(&settings.adapter_path)?)?;
-        adapters.activate(&AdapterSet::new(vec![fitted])?);
-    }
     let settings = Settings { resume: None, ..settings.clone() };
-    let mut trainer = prepare::trainer(&settings, network, values, keys, &mut data)?;
+    let (network, keys) = (prepare::untrained(&settings, base)?, Keys::from_seed(0)?);
+    let mut trainer = prepare::trainer(&settings, network, Vec::new(), keys, &mut data)?;
     test(&settings, &mut trainer, data, interrupt, printer)
 }
 

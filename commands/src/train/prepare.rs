@@ -1,19 +1,23 @@
 //! From settings to a run that can begin: the model, its rows, what is trained of it.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::fs::OpenOptions;
+use std::path::{Path, PathBuf};
 
 use mlx_bun::checkpoint::safetensors::SafetensorsFile;
 use mlx_bun::load::LoadedModel;
+use mlx_bun::lora::Adapter;
 use mlx_bun::mlx::Array;
 use mlx_bun::mlx::random::RandomState;
+use mlx_bun::models::pieces::Pieces;
 use mlx_bun::train::dataset::{self, Content, DataError, Example, Prepared, Row, Splits, prepare};
 use mlx_bun::train::network::Network;
 use mlx_bun::train::optimizers::Optimizer;
 use mlx_bun::train::parameters::{AdapterOptions, Parameters, RankPolicy, Tuning};
-use mlx_bun::train::trainer::Trainer;
+use mlx_bun::train::trainer::{Trainer, check_rows};
 use serde_json::Value;
 
+use super::recorded;
 use super::settings::Settings;
 use crate::convert::source_model;
 use crate::error::Complaint;
@@ -37,18 +41,83 @@ pub struct Data {
 /// A loaded model and where it lies.
 pub struct Base {
     pub loaded: LoadedModel,
+    /// Its repository, or its path from the root.
     pub path: String,
+    /// Where its files are.
+    folder: PathBuf,
 }
 
-/// Loads the model.
+/// Loads the model, perhaps with an adapter.
 ///
 /// # Errors
-/// There is no such model, or it cannot be used.
-pub fn load(settings: &Settings, printer: &Printer) -> anyhow::Result<Base> {
+/// There is no such model, it cannot be used, or it is not that of the run that goes on.
+pub fn load(settings: &Settings, adapter: Option<Adapter>, printer: &Printer) -> anyhow::Result<Base> {
     let resolved = source_model(settings.model.as_deref())?;
     printer.detail(&format!("model: {}", resolved.source.path().display()));
-    let path = resolved.repo_id.clone().unwrap_or_else(|| resolved.source.path().display().to_string());
-    Ok(Base { loaded: mlx_bun::load::load(&resolved.source)?, path })
+    let folder = resolved.source.path().to_owned();
+    let path = resolved
+        .repo_id
+        .clone()
+        .unwrap_or_else(|| folder.canonicalize().unwrap_or_else(|_| folder.clone()).display().to_string());
+    if let Some(recorded) = &settings.resume_model {
+        recorded::check_model(recorded, &path)?;
+    }
+    Ok(Base { loaded: mlx_bun::load::load_adapted(&resolved.source, adapter)?, path, folder })
+}
+
+/// What a run will write into can be written into, and is not the same twice. Makes nothing that stays.
+///
+/// # Errors
+/// Names the folder.
+pub fn check_folders(settings: &Settings) -> Result<(), Complaint> {
+    writable(&settings.adapter_path)?;
+    let Some(export) = &settings.export_peft else { return Ok(()) };
+    let found = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    if found(export) == found(&settings.adapter_path) {
+        return Err(Complaint::usage(format!(
+            "`--export-peft {}` is the adapter's own folder, whose adapter_config.json would be replaced",
+            export.display()
+        ))
+        .hint("name another folder"));
+    }
+    writable(export)
+}
+
+fn writable(folder: &Path) -> Result<(), Complaint> {
+    let here = Path::new(".");
+    let existing = folder.ancestors().find(|path| path.exists()).unwrap_or(here);
+    let existing = if existing.as_os_str().is_empty() { here } else { existing };
+    let wrong =
+        |problem: &str| Complaint::failure(format!("cannot write into `{}`: {problem}", folder.display()));
+    if !existing.is_dir() {
+        return Err(wrong(&format!("`{}` is no folder", existing.display())));
+    }
+    let probe = existing.join(format!(".mlx-bun-{}.probe", std::process::id()));
+    match OpenOptions::new().write(true).create_new(true).open(&probe) {
+        Ok(_) => {
+            let _ = std::fs::remove_file(&probe);
+            Ok(())
+        }
+        Err(error) => Err(wrong(&error.to_string())),
+    }
+}
+
+/// There are enough rows for a batch of each kind.
+///
+/// # Errors
+/// Names the rows that are too few.
+pub fn check_batches(settings: &Settings, data: &Data) -> anyhow::Result<()> {
+    let batch = &settings.options.batch;
+    if settings.train {
+        check_rows("train", &data.train.examples, batch)?;
+        if !data.valid.examples.is_empty() {
+            check_rows("valid", &data.valid.examples, batch)?;
+        }
+    }
+    if settings.test {
+        check_rows("test", &data.test.examples, batch)?;
+    }
+    Ok(())
 }
 
 /// Reads the rows and makes tokens of them.
@@ -163,11 +232,13 @@ fn check_ids(examples: &[Example], vocabulary: i32) -> Result<(), Complaint> {
 ///
 /// # Errors
 /// The model cannot be trained as asked.
-pub fn network(settings: &Settings, base: &Base) -> anyhow::Result<(Network, Vec<Array>, RandomState, i64)> {
+pub fn network(
+    settings: &Settings,
+    base: &Base,
+    printer: &Printer,
+) -> anyhow::Result<(Network, Vec<Array>, RandomState, i64)> {
     let model = &*base.loaded.model;
-    let pieces = model.pieces().ok_or_else(|| {
-        Complaint::failure("models of this family cannot be trained: their layers cannot be told apart")
-    })?;
+    let pieces = pieces(base)?;
     let layers = pieces.blocks.len();
     let num_layers =
         settings.num_layers.unwrap_or_else(|| DEFAULT_LAYERS.min(i64::try_from(layers).unwrap_or(i64::MAX)));
@@ -175,7 +246,8 @@ pub fn network(settings: &Settings, base: &Base) -> anyhow::Result<(Network, Vec
     let (parameters, mut values) = match settings.tuning {
         Tuning::Full => Parameters::full(&pieces, model.adapters(), num_layers)?,
         tuning => {
-            let adapter = with_figures(&settings.adapter, Path::new(&base.path))?;
+            let quantized = pieces.weights().iter().any(|(_, weight)| weight.params().is_some());
+            let adapter = with_figures(&settings.adapter, &base.folder, quantized, printer)?;
             Parameters::adapters(tuning, &pieces, model.adapters(), num_layers, &adapter, &mut keys)?
         }
     };
@@ -185,12 +257,38 @@ pub fn network(settings: &Settings, base: &Base) -> anyhow::Result<(Network, Vec
     Ok((Network::new(pieces, parameters, settings.memory), values, keys, num_layers))
 }
 
+/// The model as it is, nothing of it trained.
+///
+/// # Errors
+/// Of its family nothing can be.
+pub fn untrained(settings: &Settings, base: &Base) -> Result<Network, Complaint> {
+    Ok(Network::new(pieces(base)?, Parameters::none(), settings.memory))
+}
+
+fn pieces(base: &Base) -> Result<Pieces, Complaint> {
+    base.loaded.model.pieces().ok_or_else(|| {
+        Complaint::failure("models of this family cannot be trained: their layers cannot be told apart")
+    })
+}
+
 /// Figures of each module for ranks by divergence.
-fn with_figures(options: &AdapterOptions, model: &Path) -> Result<AdapterOptions, Complaint> {
+fn with_figures(
+    options: &AdapterOptions,
+    model: &Path,
+    quantized: bool,
+    printer: &Printer,
+) -> Result<AdapterOptions, Complaint> {
     let mut options = options.clone();
     if let RankPolicy::ByKl(figures) = &mut options.policy {
         let file = model.join(KL_FILE);
-        // Without the file, ranks go by bits.
+        if !file.is_file() {
+            let missing = format!("`--rank-policy by_kl`: the model has no {KL_FILE}");
+            if !quantized {
+                return Err(Complaint::failure(format!("{missing}, and is not quantized"))
+                    .hint("leave --rank-policy out"));
+            }
+            printer.warning(&format!("{missing}; ranks go by bits"));
+        }
         if let Ok(text) = std::fs::read(&file) {
             let metadata: Value = serde_json::from_slice(&text)
                 .map_err(|error| Complaint::failure(format!("{}: {error}", file.display())))?;
@@ -212,7 +310,7 @@ fn take_values(file: &Path, parameters: &Parameters, values: &mut [Array]) -> an
     let mut taken = 0;
     for (name, value) in parameters.names().zip(values) {
         let Some(tensor) = tensors.get(name) else { continue };
-        let array = Array::from_tensor(tensor)?.astype(value.dtype())?;
+        let array = narrowed(Array::from_tensor(tensor)?.astype(value.dtype())?, value.shape())?;
         if array.shape() != value.shape() {
             return Err(Complaint::failure(format!(
                 "{}: `{name}` has shape {:?}, and {:?} is needed",
@@ -230,6 +328,26 @@ fn take_values(file: &Path, parameters: &Parameters, values: &mut [Array]) -> an
         return Err(Complaint::failure(format!("{} has nothing that is trained here", file.display())).into());
     }
     Ok(())
+}
+
+/// The array without what lies beyond the wanted shape, if that is nothing but zeros: factors of several ranks are stored
+/// with the largest.
+fn narrowed(array: Array, shape: &[i32]) -> anyhow::Result<Array> {
+    let mut cut = array.clone();
+    if array.ndim() != shape.len() {
+        return Ok(array);
+    }
+    for (axis, &size) in (0..).zip(shape) {
+        let stored = cut.dim(axis);
+        if stored > size {
+            let beyond = cut.slice(axis, size, stored)?.square()?.sum_all()?.to_f32_vec()?;
+            if beyond.iter().any(|sum| *sum != 0.0) {
+                return Ok(array);
+            }
+            cut = cut.slice(axis, 0, size)?;
+        }
+    }
+    Ok(cut.contiguous()?)
 }
 
 /// A run that can begin, or go on.

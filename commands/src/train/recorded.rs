@@ -2,8 +2,7 @@
 
 use std::path::Path;
 
-use mlx_bun::train::checkpoint::saved_settings;
-use mlx_bun::train::output::CONFIG_NAME;
+use mlx_bun::train::checkpoint::{STATE_NAME, saved_settings};
 use serde_json::{Map, Value};
 
 use crate::args::Warnings;
@@ -44,7 +43,7 @@ pub fn read(folder: &Path) -> Result<(Map<String, Value>, String), Complaint> {
     let settings = saved_settings(folder).map_err(|error| {
         Complaint::failure(format!("cannot go on with the run in `{}`: {error}", folder.display()))
     })?;
-    Ok((settings, folder.join(CONFIG_NAME).display().to_string()))
+    Ok((settings, folder.join(STATE_NAME).display().to_string()))
 }
 
 /// Notes what differs now from the run's settings.
@@ -89,8 +88,10 @@ pub fn check_model(recorded: &str, now: &str) -> Result<(), Complaint> {
     if recorded == now || moved {
         return Ok(());
     }
-    Err(Complaint::usage(format!("the run was started with the model `{recorded}`, and cannot go on with `{now}`"))
-        .hint("leave --model out"))
+    Err(Complaint::usage(format!(
+        "the run was started with the model `{recorded}`, and cannot go on with `{now}`"
+    ))
+    .hint("leave --model out"))
 }
 
 #[cfg(test)]
@@ -101,7 +102,8 @@ mod tests {
 
     #[test]
     fn what_changes_the_meaning_of_the_state_is_refused_and_the_rest_is_told() {
-        let recorded = json!({"iters": 10, "seed": 0, "lora_parameters": {"rank": 8, "scale": 20.0}, "test": false});
+        let recorded =
+            json!({"iters": 10, "seed": 0, "lora_parameters": {"rank": 8, "scale": 20.0}, "test": false});
         let compared = |pointer: &str, value: Value| {
             let mut now = recorded.clone();
             *now.pointer_mut(pointer).unwrap() = value;

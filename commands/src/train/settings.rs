@@ -1,20 +1,21 @@
 //! What was asked for, checked and complete.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use mlx_bun::train::batches::{BatchOptions, Grouping};
 use mlx_bun::train::dataset::{Learn, Preparation};
 use mlx_bun::train::losses::{Objective, SftScope};
 use mlx_bun::train::network::MemoryOptions;
-use mlx_bun::train::optimizers::{Adafactor, Adam, AdamW, Decay, Kind, Muon, Schedule, Sgd};
-use mlx_bun::train::output::CONFIG_NAME;
-use mlx_bun::train::parameters::{AdapterOptions, RankPolicy, Tuning};
+use mlx_bun::train::optimizers::{Kind, Schedule};
+use mlx_bun::train::parameters::{AdapterOptions, AdapterShape, RankPolicy, Tuning};
 use mlx_bun::train::trainer::TrainOptions;
 use serde_json::{Map, Value, json};
 
 use super::args::TrainArgs;
 use super::layers::Layers;
+use super::optimization::{optimizer, schedule};
+use super::{config_file, recorded};
 use crate::args::Warnings;
 use crate::error::Complaint;
 
@@ -43,8 +44,11 @@ pub struct Settings {
     pub adapter_path: PathBuf,
     /// Where the run that goes on was saved.
     pub resume: Option<PathBuf>,
+    /// The model of the run that goes on.
+    pub resume_model: Option<String>,
     pub resume_adapter_file: Option<PathBuf>,
-    /// For adapter_config.json.
+    pub export_peft: Option<PathBuf>,
+    /// All settings, for adapter_config.json and for whoever goes on with the run.
     pub record: Map<String, Value>,
 }
 
@@ -67,19 +71,25 @@ impl Settings {
             .into());
         }
         let typed_path = args.adapter_path.clone();
-        let resume = args.resume.clone().map(|folder| match folder.as_os_str().is_empty() {
-            true => PathBuf::from(typed_path.clone().unwrap_or_else(|| "adapters".to_owned())),
-            false => folder,
+        let resume = args.resume.clone().map(|folder| {
+            folder.unwrap_or_else(|| typed_path.clone().unwrap_or_else(|| "adapters".to_owned()).into())
         });
-        let (file, name) = match (&args.config, &resume) {
-            (Some(file), _) => (read_yaml(file)?, file.display().to_string()),
-            (None, Some(folder)) => read_record(folder)?,
-            (None, None) => (Map::new(), String::new()),
+        let (recorded, mut name) = match &resume {
+            Some(folder) => recorded::read(folder)?,
+            None => (Map::new(), String::new()),
         };
+        let mut file = recorded.clone();
+        if let Some(given) = &args.config {
+            file.extend(config_file::read(given)?);
+            name = given.display().to_string();
+        }
+        if let Some(folder) = &resume {
+            refuse_beside_resume(args, folder)?;
+        }
         let mut layers = Layers::new(file, &name);
         let model = args.model.resolve(args.model_argument.clone(), false)?;
         let model = layers.given("model", model)?.or(args.model.resolve(None, true)?);
-        let data: Option<String> = layers.given("data", args.data.clone())?;
+        let data: Option<String> = layers.given("data", args.data.as_deref().map(absolute))?;
         let Some(data) = data else {
             return Err(Complaint::usage("there is nothing to learn from: --data is missing")
                 .hint("give a folder with train.jsonl, or a .jsonl or .parquet file")
@@ -95,6 +105,7 @@ impl Settings {
             };
         let (adapter, policy) = adapter(args, &mut layers)?;
         let iterations = at_least_one("--iters", layers.setting("iters", args.iters, 1000)?)?;
+        meaningless(args, &objective, tuning, warnings);
         let options = TrainOptions {
             iterations,
             batch: batch_options(args, &mut layers, &objective, warnings)?,
@@ -130,31 +141,40 @@ impl Settings {
             positive("--lora-plus-ratio", layers.setting("lora_plus_ratio", args.lora_plus_ratio, 1.0)?)?;
         let adapter_path = layers.setting("adapter_path", typed_path, "adapters".to_owned())?;
         let adapter_path = resume.clone().unwrap_or_else(|| PathBuf::from(adapter_path));
-        let (train, test) = (layers.switch("train", args.train)?, layers.switch("test", args.test)?);
+        let (train, test) = what_to_do(args, &mut layers, resume.is_some())?;
+        accumulates(&options, warnings)?;
+        if args.export_peft.is_some() && tuning == Tuning::Full {
+            return Err(
+                Complaint::usage("`--export-peft` is for lora and dora, not for whole weights").into()
+            );
+        }
         let mut settings = Self {
             model,
-            data: PathBuf::from(data),
+            data: PathBuf::from(absolute(&data)),
             preparation: Preparation { learn, max_length: options.batch.max_length },
             valid_split: size(layers.setting("valid_split", args.valid_split, 0)?),
             valid_most: layers.given("val_size", args.val_size)?.map(size),
-            num_layers: layers.given("num_layers", args.num_layers)?,
+            num_layers: layers.given("num_layers", args.num_layers)?.map(layer_count).transpose()?,
             lora_plus_ratio,
             optimizer: optimizer(args, &mut layers)?,
-            schedule: schedule(args, &mut layers, iterations.div_ceil(options.accumulation))?,
+            schedule: schedule(args, &mut layers, iterations.div_ceil(options.accumulation), warnings)?,
             memory: memory(args, &mut layers)?,
             test_batches: batches("--test-batches", layers.setting("test_batches", args.test_batches, 500)?)?,
             resume_adapter_file: layers
                 .given("resume_adapter_file", args.resume_adapter_file.clone())?
-                .map(PathBuf::from),
+                .map(PathBuf::from)
+                .filter(|_| resume.is_none()),
             objective,
             tuning,
             adapter,
             policy,
             options,
-            train: train || !test,
+            train,
             test,
             adapter_path,
+            resume_model: recorded.get("model").and_then(Value::as_str).map(str::to_owned),
             resume,
+            export_peft: args.export_peft.clone(),
             record: Map::new(),
         };
         if let Some(name) = layers.unknown().find(|name| REFUSED.contains(name)) {
@@ -163,17 +183,114 @@ impl Settings {
             ))
             .into());
         }
-        let unknown: Vec<_> =
-            layers.unknown().filter(|name| !IGNORED.contains(name)).map(|name| format!("`{name}`")).collect();
-        if !unknown.is_empty() {
-            warnings.push(format!("{name}: nothing here is called {}", unknown.join(", ")));
+        for unknown in layers.unknown().filter(|name| !IGNORED.contains(name)) {
+            let meant = config_file::nearest(unknown, layers.settled.keys().map(String::as_str));
+            let meant = meant.map(|name| format!("; did you mean `{name}`?")).unwrap_or_default();
+            warnings.push(format!("{name}: nothing here is called `{unknown}`{meant}"));
         }
         settings.record = layers.settled;
+        settings.record.insert("adapter_path".to_owned(), json!(settings.adapter_path));
+        recorded::compare(&recorded, &settings.record, warnings)?;
         Ok(settings)
     }
 }
 
-fn one_of(flag: &str, given: &str, known: &str) -> Complaint {
+/// What `--resume` decides already.
+fn refuse_beside_resume(args: &TrainArgs, folder: &std::path::Path) -> Result<(), Complaint> {
+    let same = |path: &str| absolute(path) == absolute(&folder.to_string_lossy());
+    if let Some(path) = args.adapter_path.as_deref().filter(|path| !same(path)) {
+        let folder = folder.display();
+        return Err(Complaint::usage(format!(
+            "a run goes on where it was saved, in `{folder}`, not in `{path}`"
+        ))
+        .hint("leave --adapter-path out, or copy the folder and resume the copy"));
+    }
+    if args.resume_adapter_file.is_some() {
+        return Err(Complaint::usage(
+            "`--resume-adapter-file` begins a run with an adapter's values, and `--resume` goes on with a run",
+        )
+        .hint("leave one of them out"));
+    }
+    Ok(())
+}
+
+/// A path from the root, if there is something: a run goes on from other folders, too.
+fn absolute(path: &str) -> String {
+    let found = std::path::Path::new(path).canonicalize().ok();
+    found.and_then(|path| path.to_str().map(str::to_owned)).unwrap_or_else(|| path.to_owned())
+}
+
+/// Whether to train and whether to test. Training is the default, unless there is another task or a file says no.
+fn what_to_do(args: &TrainArgs, layers: &mut Layers, resumes: bool) -> Result<(bool, bool), Complaint> {
+    let train: Option<bool> = layers.given("train", args.train.then_some(true))?;
+    let test = layers.switch("test", args.test)?;
+    let train = resumes || train.unwrap_or(!test);
+    if !train && !test {
+        return Err(Complaint::usage(
+            "there is nothing to do: the config says `train: false`, and `test` is not set",
+        )
+        .hint("add --train or --test"));
+    }
+    layers.settled.insert("train".to_owned(), json!(train));
+    Ok((train, test))
+}
+
+/// mlx-lm takes 0 and any negative number for all layers.
+fn layer_count(number: i64) -> Result<i64, Complaint> {
+    match number {
+        -1.. => Ok(number),
+        _ => Err(Complaint::usage(format!(
+            "`--num-layers` must be at least 1, or -1 for all, and is {number}"
+        ))),
+    }
+}
+
+/// Every update takes so many steps, and an unfinished one changes nothing.
+fn accumulates(options: &TrainOptions, warnings: &mut Warnings) -> Result<(), Complaint> {
+    let (steps, each) = (options.iterations, options.accumulation);
+    if steps < each {
+        return Err(Complaint::usage(format!(
+            "nothing would be learned: an update takes {each} steps (`--grad-accumulation-steps`), and there are {steps}"
+        ))
+        .hint("raise --iters"));
+    }
+    match steps % each {
+        0 => {}
+        left => warnings.push(format!(
+            "the last {left} steps change nothing: an update takes {each}, and `--iters {steps}` is no multiple of that"
+        )),
+    }
+    Ok(())
+}
+
+/// Flags that were typed and do nothing.
+fn meaningless(args: &TrainArgs, objective: &Objective, tuning: Tuning, warnings: &mut Warnings) {
+    let full = tuning == Tuning::Full;
+    let rewards =
+        matches!(objective, Objective::Dpo { .. } | Objective::Kto { .. } | Objective::Simpo { .. });
+    let odds = matches!(objective, Objective::Orpo { .. });
+    let (method, kind) =
+        (format!("--method {}", objective.name()), format!("--fine-tune-type {}", tuning.name()));
+    let flags = [
+        ("--beta", args.beta.is_some() && !rewards, &method),
+        ("--gamma", args.gamma.is_some() && !matches!(objective, Objective::Simpo { .. }), &method),
+        ("--lambda", args.lambda.is_some() && !odds, &method),
+        ("--sft-scope", args.sft_scope.is_some() && !odds, &method),
+        ("--mask-prompt", args.mask_prompt && objective.takes_pairs(), &method),
+        ("--no-prefix", args.no_prefix && !objective.takes_pairs(), &method),
+        ("--rank", args.rank.is_some() && full, &kind),
+        ("--scale", args.scale.is_some() && full, &kind),
+        ("--dropout", args.dropout.is_some() && full, &kind),
+        ("--rank-policy", args.rank_policy.is_some() && full, &kind),
+        ("--rs-lora", args.rs_lora && full, &kind),
+        ("--lora-plus-ratio", args.lora_plus_ratio.is_some() && full, &kind),
+    ];
+    for (flag, _, because) in flags.into_iter().filter(|(_, idle, _)| *idle) {
+        warnings.push(format!("`{flag}` does nothing with `{because}`"));
+    }
+}
+
+pub(super) fn one_of(flag: &str, given: &str, known: &str) -> Complaint {
     Complaint::usage(format!("`{flag} {given}` is unknown; use {known}"))
 }
 
@@ -185,7 +302,7 @@ fn at_least_one(flag: &str, number: u64) -> Result<u64, Complaint> {
     if number == 0 { Err(Complaint::usage(format!("`{flag}` must be at least 1"))) } else { Ok(number) }
 }
 
-fn not_negative(flag: &str, number: f64) -> Result<f64, Complaint> {
+pub(super) fn not_negative(flag: &str, number: f64) -> Result<f64, Complaint> {
     match number.is_finite() && number >= 0.0 {
         true => Ok(number),
         false => {
@@ -206,34 +323,6 @@ fn batches(flag: &str, number: i64) -> Result<Option<usize>, Complaint> {
         -1 => Ok(None),
         1.. => Ok(usize::try_from(number).ok()),
         _ => Err(Complaint::usage(format!("`{flag}` must be at least 1, or -1 for all, and is {number}"))),
-    }
-}
-
-fn read_yaml(file: &Path) -> Result<Map<String, Value>, Complaint> {
-    let shown = file.display();
-    let text = std::fs::read_to_string(file)
-        .map_err(|error| Complaint::failure(format!("cannot read `{shown}`: {error}")))?;
-    let value: Value = serde_saphyr::from_str(&text).map_err(|error| {
-        let line = error.to_string();
-        Complaint::failure(format!("{shown}: not valid YAML: {}", line.lines().next().unwrap_or_default()))
-    })?;
-    match value {
-        Value::Object(fields) => Ok(fields),
-        Value::Null => Ok(Map::new()),
-        _ => Err(Complaint::failure(format!("{shown}: settings are `name: value` lines"))),
-    }
-}
-
-/// The settings that a run was started with.
-fn read_record(folder: &Path) -> Result<(Map<String, Value>, String), Complaint> {
-    let file = folder.join(CONFIG_NAME);
-    let shown = file.display().to_string();
-    let text = std::fs::read(&file).map_err(|error| {
-        Complaint::failure(format!("cannot go on with the run in `{}`: {shown}: {error}", folder.display()))
-    })?;
-    match serde_json::from_slice(&text) {
-        Ok(Value::Object(fields)) => Ok((fields, shown)),
-        _ => Err(Complaint::failure(format!("{shown} holds no settings"))),
     }
 }
 
@@ -357,113 +446,22 @@ fn memory(args: &TrainArgs, layers: &mut Layers) -> Result<MemoryOptions, Compla
     Ok(MemoryOptions { segment: segment.map(size), head_chunk: Some(size(chunk)).filter(|chunk| *chunk > 0) })
 }
 
-fn optimizer(args: &TrainArgs, layers: &mut Layers) -> Result<Kind, Complaint> {
-    let name = layers.setting("optimizer", args.optimizer.clone(), "adam".to_owned())?;
-    let blocks: Map<String, Value> = layers.setting("optimizer_config", None, Map::new())?;
-    let block = blocks.get(&name).and_then(Value::as_object).cloned().unwrap_or_default();
-    let mut own = Layers::new(block, &format!("optimizer_config.{name}"));
-    let decay: Option<f64> = layers.given("weight_decay", args.weight_decay)?;
-    let decay = decay.map(|decay| not_negative("--weight-decay", decay)).transpose()?;
-    let kind = match name.to_lowercase().as_str() {
-        "adam" | "adamw" => {
-            let betas: [f64; 2] = own.setting("betas", None, [0.9, 0.999])?;
-            if !betas.iter().all(|beta| (0.0..1.0).contains(beta)) {
-                return Err(Complaint::usage(format!("`optimizer_config.{name}.betas` must lie in [0, 1)")));
-            }
-            let adam = Adam {
-                betas: (betas[0], betas[1]),
-                eps: not_negative("eps", own.setting("eps", None, 1e-8)?)? as f32,
-                bias_correction: own.switch("bias_correction", false)?,
-            };
-            match (name.to_lowercase().as_str(), decay) {
-                ("adam", None) => Kind::Adam(adam),
-                // Decay needs the optimizer that has it.
-                (_, decay) => Kind::AdamW(AdamW {
-                    adam,
-                    weight_decay: own.setting("weight_decay", decay, 0.01)? as f32,
-                }),
-            }
-        }
-        "muon" => {
-            let default = Muon::default();
-            Kind::Muon(Muon {
-                momentum: own.setting("momentum", None, default.momentum)?,
-                weight_decay: own.setting("weight_decay", decay, 0.01)? as f32,
-                nesterov: own.setting("nesterov", None, default.nesterov)?,
-                ns_steps: own.setting("ns_steps", None, default.ns_steps)?,
-            })
-        }
-        "sgd" => Kind::Sgd(Sgd {
-            momentum: own.setting("momentum", None, 0.0)? as f32,
-            weight_decay: own.setting("weight_decay", decay, 0.0)? as f32,
-            dampening: own.setting("dampening", None, 0.0)?,
-            nesterov: own.switch("nesterov", false)?,
-        }),
-        "adafactor" => {
-            let default = Adafactor::default();
-            let eps: [f64; 2] = own.setting("eps", None, [1e-30, 1e-3])?;
-            Kind::Adafactor(Adafactor {
-                eps: (eps[0] as f32, eps[1] as f32),
-                clip_threshold: own.setting("clip_threshold", None, 1.0)? as f32,
-                decay_rate: own.setting("decay_rate", None, -0.8)? as f32,
-                beta_1: own.given("beta_1", None)?,
-                weight_decay: own.setting("weight_decay", decay, 0.0)? as f32,
-                scale_parameter: own.setting("scale_parameter", None, default.scale_parameter)?,
-                relative_step: own.setting("relative_step", None, default.relative_step)?,
-                warmup_init: own.setting("warmup_init", None, default.warmup_init)?,
-            })
-        }
-        other => return Err(one_of("--optimizer", other, "adam, adamw, muon, sgd or adafactor")),
-    };
-    match own.unknown().next() {
-        Some(unknown) => Err(Complaint::usage(format!("`optimizer_config.{name}.{unknown}` is unknown"))),
-        None => Ok(kind),
-    }
-}
-
-fn schedule(args: &TrainArgs, layers: &mut Layers, updates: u64) -> Result<Schedule, Complaint> {
-    let rate = not_negative("--learning-rate", layers.setting("learning_rate", args.learning_rate, 1e-5)?)?;
-    let block: Option<Map<String, Value>> = layers.given("lr_schedule", None)?;
-    let warmup = layers.setting("warmup", args.warmup, 0)?;
-    let name = layers.setting("schedule", args.schedule.clone(), "constant".to_owned())?;
-    let said = |error: mlx_bun::train::optimizers::ScheduleError| Complaint::usage(error.to_string());
-    if let (Some(block), None, None) = (block, &args.schedule, args.warmup) {
-        let mut block = Layers::new(block, "lr_schedule");
-        let name: String = block.setting("name", None, String::new())?;
-        let arguments: Vec<Value> = block.setting("arguments", None, Vec::new())?;
-        let number =
-            |value: &Value| value.as_f64().or_else(|| value.as_str()?.parse().ok()).unwrap_or(f64::NAN);
-        let arguments: Vec<f64> = arguments.iter().map(number).collect();
-        let (warmup, init) = (block.setting("warmup", None, 0)?, block.setting("warmup_init", None, 0.0)?);
-        return Schedule::from_arguments(&name, &arguments, warmup, init).map_err(said);
-    }
-    let left = updates.saturating_sub(warmup).max(1);
-    let decay = match name.as_str() {
-        "constant" => Decay::Constant { rate },
-        "cosine" => Decay::Cosine { init: rate, steps: left, end: rate / 10.0 },
-        "linear" => Decay::Linear { init: rate, end: 0.0, steps: left },
-        other => return Err(one_of("--schedule", other, "constant, cosine or linear")),
-    };
-    Schedule::new(decay, warmup, 0.0).map_err(said)
-}
-
-/// What adapter_config.json says beside the settings: what mlx-lm needs to load the adapter.
+/// What adapter_config.json says: the settings, and of the adapter what its files have, which know one rank and one scale.
 pub fn config_record(
     settings: &Settings,
-    model: &str,
     num_layers: i64,
+    shape: Option<AdapterShape>,
     ranks: &BTreeMap<String, i32>,
 ) -> Map<String, Value> {
     let mut record = settings.record.clone();
-    if settings.adapter.rank_stabilized && settings.adapter.policy == RankPolicy::Constant {
-        // mlx-lm knows no rsLoRA, and divides nothing.
-        let scale = settings.adapter.scale / f64::from(settings.adapter.rank).sqrt();
+    if let Some(shape) = shape {
         if let Some(Value::Object(block)) = record.get_mut("lora_parameters") {
-            block.insert("scale".to_owned(), json!(scale));
+            block.insert("rank".to_owned(), json!(shape.rank));
+            block.insert("scale".to_owned(), json!(shape.scale));
         }
+        // mlx-lm knows no rsLoRA, and divides nothing.
         record.insert("rs_lora".to_owned(), json!(false));
     }
-    record.insert("model".to_owned(), json!(model));
     record.insert("num_layers".to_owned(), json!(num_layers));
     record.insert("fine_tune_type".to_owned(), json!(settings.tuning.name()));
     record.insert("mlx_bun".to_owned(), json!({"rank_policy": settings.policy, "applied_ranks": ranks}));

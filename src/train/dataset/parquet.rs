@@ -122,8 +122,7 @@ mod tests {
         let schema = parse_message_type(&format!("message m {{ required binary {column}; }}")).unwrap();
         let properties = WriterProperties::builder().set_compression(compression).build();
         let file = File::create(path).unwrap();
-        let mut writer =
-            SerializedFileWriter::new(file, Arc::new(schema), Arc::new(properties)).unwrap();
+        let mut writer = SerializedFileWriter::new(file, Arc::new(schema), Arc::new(properties)).unwrap();
         let mut group = writer.next_row_group().unwrap();
         let mut column = group.next_column().unwrap().unwrap();
         let ColumnWriter::ByteArrayColumnWriter(texts) = column.untyped() else { panic!("strings") };
@@ -139,7 +138,10 @@ mod tests {
         let path = folder.path().join("train.parquet");
         write(&path, "text", Compression::UNCOMPRESSED);
         let error = read(&path, |_, _| Ok(())).unwrap_err().to_string();
-        assert!(error.ends_with("train.parquet, row 1: `text` holds bytes, not text; write the column as strings"));
+        assert!(
+            error
+                .ends_with("train.parquet, row 1: `text` holds bytes, not text; write the column as strings")
+        );
         write(&path, "image", Compression::UNCOMPRESSED);
         let rows = read(&path, |_, value| Ok(value.to_string())).unwrap();
         assert_eq!(rows, ["{\"image\":null}"; 2]);
@@ -162,7 +164,9 @@ mod tests {
         std::fs::write(&path, bytes).unwrap();
         let error = read(&path, |_, _| Ok(())).unwrap_err().to_string();
         assert!(
-            error.ends_with("`text` is compressed with gzip, and only snappy, zstd and no compression are read"),
+            error.ends_with(
+                "`text` is compressed with gzip, and only snappy, zstd and no compression are read"
+            ),
             "{error}"
         );
     }
