@@ -79,7 +79,10 @@ pub fn run(args: &TrainArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
         printer.note(&format!("Nothing is left to train: {taken} steps are taken, and --iters is {all}"));
         Outcome::Finished
     } else {
-        let output = Output::create(&settings.adapter_path, &config, &settings.record)?;
+        let mut lasting = settings.record.clone();
+        // Wherever the folder will be then.
+        lasting.remove("adapter_path");
+        let output = Output::create(&settings.adapter_path, &config, &lasting)?;
         if settings.resume.is_none() && output.adapter_file().is_file() {
             let folder = settings.adapter_path.display();
             printer.warning(&format!("the adapter in `{folder}` is replaced when this run is saved"));

@@ -4,6 +4,7 @@
 
 pub mod adapter;
 pub mod server;
+pub mod train;
 
 use std::process::{Command, Stdio};
 
