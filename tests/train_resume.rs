@@ -140,6 +140,30 @@ fn an_earlier_run_stays_until_the_next_is_saved() {
     assert_eq!(names().len(), 5, "{:?}", names());
 }
 
+/// A run that was killed between its state and its adapter has nothing left to train, but something to write.
+#[test]
+fn a_run_that_was_killed_while_it_was_saved_for_the_last_time_is_completed() {
+    choose_kernels(false);
+    let folder = tempfile::tempdir().unwrap();
+    let mut run = Run::default();
+    (run.options.iterations, run.options.save_every) = (2, 1);
+    run.run(folder.path());
+    let (adapter, copy) =
+        (folder.path().join(ADAPTER_NAME), folder.path().join(format!("0000001_{ADAPTER_NAME}")));
+    let last = fs::read(&adapter).unwrap();
+    let nothing = serde_json::Map::new();
+    let complete = || {
+        let mut trainer = run.trainer();
+        trainer.resume(folder.path()).unwrap();
+        trainer.complete_save(&Output::create(folder.path(), &nothing, &nothing).unwrap()).unwrap()
+    };
+    assert!(!complete());
+    fs::copy(copy, &adapter).unwrap();
+    assert!(complete() && fs::read(&adapter).unwrap() == last);
+    fs::remove_file(&adapter).unwrap();
+    assert!(complete() && fs::read(&adapter).unwrap() == last);
+}
+
 /// Two runs in one folder would mix their files.
 #[test]
 fn a_folder_takes_one_run_at_a_time() {

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use support::mlx_bun;
+use support::server::{Server, chat, content};
 use support::train::{fixture, folder, metrics, outcome, train};
 
 fn config(adapter: &Path) -> Value {
@@ -137,6 +138,10 @@ fn whole_weights_are_loaded_measured_and_fused() {
     assert_eq!(measured, perplexity(fused.to_str().unwrap(), None));
     let mut generate = mlx_bun(&["-q", "generate", "--model", &model, "--max-tokens", "2", "--prompt", "a"]);
     outcome(generate.arg("--adapter-path").arg(&adapter), 0);
+    let reply = |server: &Server| content(&server.ask("/v1/chat/completions", &chat("Hello", 8))).to_owned();
+    let served = Server::over(&model, &["--adapter-path", adapter.to_str().unwrap()]);
+    assert_eq!(reply(&served), reply(&Server::over(fused.to_str().unwrap(), &[])));
+    assert_eq!(served.get("/v1/adapters").json()["adapters"], Value::Array(Vec::new()));
     // Another model, and the same one packed.
     let other = holder.path().join("other");
     let err = fuse(&fixture("checkpoints/llama-4bit"), &adapter, &other, 1);
@@ -215,6 +220,7 @@ fn resuming_takes_the_runs_own_settings_and_refuses_what_makes_it_another() {
     refused(&["--model", &fixture("checkpoints/llama-bf16")], "was started with the model", 2);
     let other = fixture("train/chats");
     refused(&["--iters", "3", "--data", &other], "the rows to learn from are not those", 1);
+    refused(&["--iters", "3", "--data", &other, "--dry-run"], "the rows to learn from are not those", 1);
     let (_, err) =
         outcome(&mut resume(&adapter, &["--iters", "3", "--lr", "1e-4", "--test", "--data", &data]), 0);
     assert!(err.contains("another `learning_rate`: 0.0001, and it was 0.00001"), "{err}");

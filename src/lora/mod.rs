@@ -2,11 +2,13 @@
 //! an adapted module amounts to. Whole weights come in the same kind of folder.
 
 mod adapter;
+mod error;
 mod low_rank;
 mod stack;
 mod whole;
 
-pub use adapter::{Adapter, AdapterError};
+pub use adapter::Adapter;
+pub use error::AdapterError;
 pub use low_rank::{Dropout, LowRank};
 pub use stack::{AdapterSet, Adapters, FittedAdapter, Kind, Module, ModuleAdapters};
 pub use whole::WholeWeights;

@@ -5,7 +5,8 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use super::adapter::{Adapter, AdapterError};
+use super::adapter::Adapter;
+use super::error::AdapterError;
 use super::low_rank::LowRank;
 
 /// A module that adapters may be for.

@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::adapter::{AdapterError, listed};
+use super::adapter::listed;
+use super::error::AdapterError;
 use crate::checkpoint::safetensors::SafetensorsFile;
 use crate::checkpoint::{Tensor, TensorSource};
 use crate::mlx::Dtype;

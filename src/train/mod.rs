@@ -14,5 +14,7 @@ pub mod network;
 pub mod optimizers;
 pub mod output;
 pub mod parameters;
+mod ranks;
 pub mod report;
+pub mod rows;
 pub mod trainer;

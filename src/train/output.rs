@@ -10,7 +10,9 @@ use serde_json::{Map, Value, json};
 use super::checkpoint::{self, CheckpointError, STATE_NAME};
 use super::parameters::{Parameters, Tuning};
 use super::trainer::{Standing, Trainer};
+use crate::checkpoint::Tensor;
 use crate::checkpoint::atomic_file::{AtomicFileError, remove_unfinished, write_bytes_atomically};
+use crate::checkpoint::safetensors::SafetensorsFile;
 use crate::mlx::{self, Array};
 
 /// The adapter's file in a run's folder.
@@ -94,6 +96,23 @@ impl Output {
             self.remove_copies(|number| number > kept && number != iteration);
         }
         Ok(())
+    }
+
+    /// Whether the adapter's file has the values of the run as it stood.
+    pub(super) fn holds(&self, trainer: &Trainer, standing: &Standing) -> Result<bool, CheckpointError> {
+        let arrays = trainer.parameters().exported(&standing.values)?;
+        let Ok(file) = SafetensorsFile::open(&self.adapter) else { return Ok(false) };
+        let stored: BTreeMap<&str, Tensor> = file.tensors().collect();
+        for (name, array) in &arrays {
+            let tensor = array.to_tensor()?;
+            let same = stored.get(name.as_str()).is_some_and(|stored| {
+                (stored.dtype, &stored.shape, stored.bytes()) == (tensor.dtype, &tensor.shape, tensor.bytes())
+            });
+            if !same {
+                return Ok(false);
+            }
+        }
+        Ok(stored.len() == arrays.len())
     }
 
     /// Replaces weights and config together. Where the old config says something else of its weights, there are none under

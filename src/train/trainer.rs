@@ -5,9 +5,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Instant;
 
-use sha2::{Digest, Sha256};
-
-use super::batches::{Batch, BatchOptions, Batches, TooFewExamples};
+use super::batches::{Batch, BatchOptions, TooFewExamples};
 use super::checkpoint::CheckpointError;
 use super::dataset::Example;
 use super::losses::Objective;
@@ -15,6 +13,7 @@ use super::network::Network;
 use super::optimizers::{Optimizer, clip_by_norm};
 use super::output::Output;
 use super::report::{Event, Outcome, TrainReport, ValidationReport};
+use super::rows::Rows;
 use crate::mlx::random::RandomState as Keys;
 use crate::mlx::{self, Array, Dtype, memory};
 use crate::perplexity::RandomState;
@@ -61,46 +60,6 @@ pub enum TrainError {
     /// MLX failed.
     #[error(transparent)]
     Mlx(#[from] mlx::Error),
-}
-
-/// Examples and their batches.
-pub(super) struct Rows {
-    examples: Vec<Example>,
-    batches: Batches,
-}
-
-impl Rows {
-    fn new(name: &'static str, examples: Vec<Example>, options: &BatchOptions) -> Result<Self, TrainError> {
-        let batches =
-            Batches::new(&examples, options).map_err(|cause| TrainError::TooFew { rows: name, cause })?;
-        Ok(Self { examples, batches })
-    }
-
-    /// Tells these rows from others: tokens, and which of them are learned.
-    fn fingerprint(&self) -> String {
-        let mut hasher = Sha256::new();
-        for sequence in self.examples.iter().flat_map(|example| &example.sequences) {
-            hasher.update((sequence.tokens.len() as u64).to_le_bytes());
-            hasher.update((sequence.prompt as u64).to_le_bytes());
-            sequence.tokens.iter().for_each(|token| hasher.update(token.to_le_bytes()));
-        }
-        hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
-    }
-}
-
-/// Whether there are enough rows for a batch; what a run checks before it begins.
-///
-/// # Errors
-/// Names the rows that are too few.
-pub fn check_rows(
-    name: &'static str,
-    examples: &[Example],
-    options: &BatchOptions,
-) -> Result<(), TrainError> {
-    match Batches::new(examples, options) {
-        Ok(_) => Ok(()),
-        Err(cause) => Err(TrainError::TooFew { rows: name, cause }),
-    }
 }
 
 /// Sums since the last report.
@@ -493,6 +452,19 @@ impl Trainer {
         // The work is saved; whoever wants to stop may do so after the next step.
         let _ = on_event(Event::Saved { iteration, path: output.adapter_file() });
         Ok(())
+    }
+
+    /// Writes what a run that was killed while it was saved could not write any more. Returns whether there was any.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn complete_save(&mut self, output: &Output) -> Result<bool, TrainError> {
+        let standing = self.standing();
+        let missing = !output.holds(self, &standing)?;
+        if missing {
+            output.save(self, &standing)?;
+        }
+        Ok(missing)
     }
 
     /// Goes on where `folder` was left.

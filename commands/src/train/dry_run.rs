@@ -10,7 +10,7 @@ use mlx_bun::train::optimizers::clip_by_norm;
 use mlx_bun::train::parameters::Parameters;
 
 use super::not_finite;
-use super::prepare::{Base, Data, network};
+use super::prepare::{Base, Data, network, trainer};
 use super::settings::Settings;
 use crate::args::size::shown_size;
 use crate::printer::Printer;
@@ -26,6 +26,12 @@ const BAR: usize = 40;
 pub fn run(settings: &Settings, base: &Base, data: &Data, printer: &Printer) -> anyhow::Result<()> {
     let (network, values, mut keys, num_layers) = network(settings, base, printer)?;
     let options = settings.options;
+    if settings.resume.is_some() {
+        // Whether the saved state is of this run.
+        let (train, valid) = (data.train.clone(), data.valid.clone());
+        let mut copy = Data { train, valid, test: Prepared::default(), format: data.format };
+        trainer(settings, network.clone(), values.clone(), keys.clone(), &mut copy)?;
+    }
     let batches = Batches::new(&data.train.examples, &options.batch)?;
     let trained: usize = values.iter().map(mlx_bun::mlx::Array::size).sum();
     let mut out = printer.stdout();

@@ -75,14 +75,17 @@ pub fn run(args: &TrainArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
     let config = config_record(&settings, num_layers, network.parameters().shape(), &ranks);
     let mut trainer = prepare::trainer(&settings, network, values, keys, &mut data)?;
     let (taken, all) = (trainer.iteration(), settings.options.iterations);
+    let mut lasting = settings.record.clone();
+    // Wherever the folder will be then.
+    lasting.remove("adapter_path");
+    let output = Output::create(&settings.adapter_path, &config, &lasting)?;
     let outcome = if taken >= all {
         printer.note(&format!("Nothing is left to train: {taken} steps are taken, and --iters is {all}"));
+        if trainer.complete_save(&output)? {
+            printer.note(&format!("Saved: {}", output.adapter_file().display()));
+        }
         Outcome::Finished
     } else {
-        let mut lasting = settings.record.clone();
-        // Wherever the folder will be then.
-        lasting.remove("adapter_path");
-        let output = Output::create(&settings.adapter_path, &config, &lasting)?;
         if settings.resume.is_none() && output.adapter_file().is_file() {
             let folder = settings.adapter_path.display();
             printer.warning(&format!("the adapter in `{folder}` is replaced when this run is saved"));

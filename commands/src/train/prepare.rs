@@ -14,7 +14,8 @@ use mlx_bun::train::dataset::{self, Content, DataError, Example, Prepared, Row, 
 use mlx_bun::train::network::Network;
 use mlx_bun::train::optimizers::Optimizer;
 use mlx_bun::train::parameters::{AdapterOptions, Parameters, RankPolicy, Tuning};
-use mlx_bun::train::trainer::{Trainer, check_rows};
+use mlx_bun::train::rows::check_rows;
+use mlx_bun::train::trainer::Trainer;
 use serde_json::Value;
 
 use super::recorded;
