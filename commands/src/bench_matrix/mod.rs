@@ -14,7 +14,6 @@ mod document;
 mod figures;
 mod host;
 mod load;
-mod memory;
 mod round;
 mod schema_check;
 mod server;

@@ -1,4 +1,5 @@
-//! The most memory that another process has had at once.
+//! The most memory that a process has had at once, as the system counts it: everything that is resident, whoever
+//! allocated it.
 
 use std::fs;
 use std::process::Command;
@@ -11,6 +12,20 @@ pub fn peak_bytes(pid: u32) -> Option<u64> {
     }
     let output = Command::new("ps").args(["-o", "rss=", "-p", &pid.to_string()]).output().ok()?;
     kibibytes(&String::from_utf8_lossy(&output.stdout))
+}
+
+/// Begins counting this process's largest resident set anew, where the system can (Linux, proc_pid_clear_refs(5)).
+pub fn forget_own_peak() {
+    if cfg!(target_os = "linux") {
+        // Where it may not be written, the peak stays that since the start.
+        let _ = fs::write("/proc/self/clear_refs", "5");
+    }
+}
+
+/// Bytes of this process's largest resident set since [`forget_own_peak`]; where the system does not keep it, of the
+/// present one.
+pub fn own_peak_bytes() -> Option<u64> {
+    peak_bytes(std::process::id())
 }
 
 /// Of proc_pid_status(5).
@@ -26,6 +41,17 @@ fn kibibytes(text: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn what_anybody_allocates_is_counted() {
+        forget_own_peak();
+        let before = own_peak_bytes().unwrap();
+        let block = std::hint::black_box(vec![7u8; 96 << 20]);
+        drop(block);
+        let after = own_peak_bytes().unwrap();
+        assert!(after >= before + (64 << 20), "{before} {after}");
+    }
 
     #[test]
     fn the_peak_is_read() {
