@@ -101,6 +101,11 @@ pub fn run(
         }
         ended
     });
+    // A command whose output nobody reads any more may end by itself.
+    let ended = match ended {
+        Ended::Itself(..) if flooding.load(Ordering::Relaxed) => Ended::Flooding,
+        ended => ended,
+    };
     let (status, end) = match ended {
         Ended::Stopped => return Ok(None),
         Ended::Late => {

@@ -267,8 +267,9 @@ mod tests {
     #[test]
     fn settings_are_read_from_a_verbs_arguments() {
         let of = |text: &str| Setting::of(&text.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
-        let setting = of("generate --json --kv-quant 8 --temp 0.5 --model m --l1 -p x").unwrap();
-        assert_eq!(setting.recorded_model().as_deref(), Some("m"));
+        let setting =
+            of("generate --json --kv-quant 8 --temp 0.5 --model ./no/such/model --l1 -p x").unwrap();
+        assert_eq!(setting.recorded_model().as_deref(), Some("./no/such/model"));
         assert!(setting.numerics.l1 && setting.kv_cache.quantization.is_some());
         assert!(of("generate --kv-quant off --kv-bits 4 x").is_err());
     }

@@ -423,7 +423,13 @@ mod tests {
     #[test]
     fn requests_that_failed_are_counted_and_none_at_all_is_a_failure() {
         let refused = ClientError::Status { status: 429, message: "busy".to_owned() };
-        let answered = super::super::client::Reply { ttft: 0.1, e2e: 0.2, tokens: 3, ..Default::default() };
+        let answered = super::super::client::Reply {
+            ttft: 0.1,
+            e2e: 0.2,
+            tokens: 3,
+            tokens_from_usage: true,
+            ..Default::default()
+        };
         let round = Round { wall: 2.0, results: vec![Ok(answered), Err(refused.clone())] };
         let Ok(Measured::Figures { figures: found, note, .. }) =
             figures(&round, Level::Rate(60.0), Some(60.0), None)
