@@ -46,11 +46,10 @@ mod tests {
     #[cfg(target_os = "linux")]
     fn what_anybody_allocates_is_counted() {
         forget_own_peak();
-        let before = own_peak_bytes().unwrap();
         let block = std::hint::black_box(vec![7u8; 96 << 20]);
         drop(block);
-        let after = own_peak_bytes().unwrap();
-        assert!(after >= before + (64 << 20), "{before} {after}");
+        // Other tests take and free memory meanwhile.
+        assert!(own_peak_bytes().unwrap() >= 96 << 20);
     }
 
     #[test]
