@@ -90,6 +90,12 @@ pub fn recorded_path(source: &ModelSource) -> String {
     path.canonicalize().unwrap_or_else(|_| path.to_owned()).to_string_lossy().into_owned()
 }
 
+/// Whether the flags of a row say that a debugging lever slowed it down, wherever they say so: its numbers say nothing
+/// about the program.
+pub fn is_slowed(flags: &Value) -> bool {
+    flags.to_string().contains("MLX_BUN_DEBUG_")
+}
+
 /// A model's name without its place: the file's, the folder's, or the repository's for a snapshot of the hub.
 pub fn model_name(model: &str) -> String {
     let path = Path::new(model);

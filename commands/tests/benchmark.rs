@@ -111,6 +111,22 @@ fn prompts_or_generation_alone_and_other_formats() {
     assert_eq!(recorded(folder.path()).len(), 2);
 }
 
+/// Caches of 256 sequences lie in memory of our kernels, of which MLX knows nothing, and go before the next cell.
+#[test]
+#[cfg(target_os = "linux")]
+fn memory_is_that_of_the_cell_with_all_its_caches() {
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = ["-p", "64", "-g", "4", "-b", "256,1", "-n", "1", "-o", "jsonl", "--no-record"];
+    let output = succeed(&mut benchmark(folder.path(), &arguments));
+    let cells: Vec<Value> =
+        text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let bytes = |index: usize, name: &str| cells[index][name].as_u64().unwrap();
+    if cells[0]["backend"] == "cpu" {
+        assert!(bytes(0, "peak_bytes") > bytes(1, "peak_bytes") + (16 << 20), "{cells:?}");
+        assert!(bytes(0, "mlx_peak_bytes") < 16 << 20, "{cells:?}");
+    }
+}
+
 #[test]
 fn without_a_folder_for_the_database_it_still_measures() {
     let output = succeed(&mut benchmark(Path::new("/dev/null/cache"), &["-p", "4", "-g", "2", "-n", "1"]));

@@ -179,6 +179,7 @@ fn fit_tells_the_rate_that_was_measured_here() {
         Entry { build: "debug".to_owned(), ..entry.clone() },
         Entry { label: "pp512+tg128 b1 kv-8".to_owned(), ..entry.clone() },
         Entry { figures: Figures::default(), ..entry.clone() },
+        Entry { flags: serde_json::json!({"MLX_BUN_DEBUG_STEP_DELAY_MS": "20"}), ..entry.clone() },
     ] {
         database.insert(&other, &row(5.0)).unwrap();
     }

@@ -1,7 +1,6 @@
 //! What came of a run: a table, a JSON object, rows of the database.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::Write as _;
 use std::path::Path;
 use std::time::Duration;
@@ -19,6 +18,7 @@ use super::EvalArgs;
 use super::identity::Identity;
 use super::likelihood::figures;
 use super::settings::{Kind, Plan, Settings};
+use crate::input_file;
 use crate::output::SCHEMA_VERSION;
 use crate::printer::Printer;
 use crate::recorder::{Recorder, recorded_path};
@@ -290,9 +290,12 @@ impl Report {
     }
 }
 
+/// A result has a line of figures a task; what is larger is something else.
+const MOST_RESULT: u64 = 16 << 20;
+
 /// Whether a file is a result of this verb.
 pub fn is_result(file: &Path) -> bool {
-    let text = fs::read_to_string(file).unwrap_or_default();
-    let value: Value = serde_json::from_str(&text).unwrap_or_default();
+    let text = input_file::read(file, MOST_RESULT).unwrap_or_default();
+    let value: Value = serde_json::from_slice(&text).unwrap_or_default();
     value.get("kind").is_some_and(|kind| kind == RESULT)
 }

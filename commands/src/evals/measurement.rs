@@ -8,7 +8,7 @@ use mlx_bun::record::{
 };
 use serde_json::Value;
 
-use crate::recorder::model_name;
+use crate::recorder::{is_slowed, model_name};
 
 /// A row of any table.
 #[derive(Clone, Debug)]
@@ -106,9 +106,7 @@ impl Measurement {
 
     /// Whether something slowed it down on purpose, so that its numbers say nothing about the program.
     pub fn is_debugged(&self) -> bool {
-        let mut found = BTreeMap::new();
-        flatten("", &self.entry.flags, &mut found);
-        found.iter().any(|(name, value)| name.contains(DEBUG_LEVER) || value.contains(DEBUG_LEVER))
+        is_slowed(&self.entry.flags)
     }
 
     /// The numbers that people look at: no spread of others, no settings.
@@ -157,8 +155,6 @@ fn flatten(path: &str, value: &Value, into: &mut BTreeMap<String, String>) {
 
 /// A flag that says which file the program was.
 const EXECUTABLE: &str = "executable";
-/// How the variables begin that are for tests of the measuring verbs.
-const DEBUG_LEVER: &str = "MLX_BUN_DEBUG_";
 
 /// Columns that say what was asked for.
 const SETTINGS: [&str; 9] = [
