@@ -99,6 +99,10 @@ fn what_was_measured_is_listed_filtered_exported_compared_plotted_reported_and_p
     let text = world.said(&["evals", "--csv", "-"]);
     assert!(text.starts_with("id,ts,") && text == fs::read_to_string(world.path("a.csv")).unwrap(), "{text}");
     assert!(!world.path("-").exists());
+    for contradiction in [&["--parquet", "-"][..], &["--csv", "-", "--json"]] {
+        let output = world.command(&[&["evals"], contradiction].concat()).output().unwrap();
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{contradiction:?}");
+    }
     fs::write(world.path("weights.bin"), "mine").unwrap();
     assert!(world.failed(&["evals", "--csv", "weights.bin"]).contains("is no .csv file"));
 

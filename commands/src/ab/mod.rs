@@ -227,6 +227,7 @@ impl AbArgs {
             )
             .hint("give --a and --b without variables and other binaries, or `--gate same`"));
         }
+        self.gate_data.as_deref().map_or(Ok(()), quality::check_text)?;
         Ok(conditions)
     }
 

@@ -137,12 +137,19 @@ pub struct Text<'a> {
     pub length: usize,
 }
 
+/// Checks that the text can be read, before the hour that the runs may take.
+///
+/// # Errors
+/// The file is not there, is no regular file, or is too large.
+pub fn check_text(file: &Path) -> Result<(), Complaint> {
+    input_file::check(file, MOST_TEXT)
+}
+
 impl Text<'_> {
     fn sequences(&self, model: &LoadedModel) -> anyhow::Result<Vec<Vec<u32>>> {
         let (tokenizer, templates) = (&model.tokenizer, &model.chat_templates);
         match self.file {
             Some(file) => {
-                input_file::check(file, MOST_TEXT)?;
                 let rows = read_rows(file)?;
                 Ok(sequences(&rows, tokenizer, templates, SHUFFLE_SEED, self.length, Some(self.sequences))?)
             }

@@ -124,20 +124,17 @@ impl Measurement {
 /// are no such others.
 pub fn distinctions(rows: &[&Measurement]) -> Vec<String> {
     let all: Vec<_> = rows.iter().map(|row| (row.cell_key(), row.flags())).collect();
-    let mut groups: BTreeMap<&str, Vec<&BTreeMap<String, String>>> = BTreeMap::new();
+    // Of rows that look alike: the flags of the first, and the names of those that some other has otherwise.
+    let mut groups: BTreeMap<&str, (&BTreeMap<String, String>, BTreeSet<&String>)> = BTreeMap::new();
     for (key, flags) in &all {
-        groups.entry(key).or_default().push(flags);
+        let (first, differing) = groups.entry(key).or_insert_with(|| (flags, BTreeSet::new()));
+        let names = first.keys().chain(flags.keys());
+        differing.extend(names.filter(|name| first.get(*name) != flags.get(*name)));
     }
-    let nothing = "-".to_owned();
     let text = |(key, flags): &(String, BTreeMap<String, String>)| {
-        let group = groups.get(key.as_str()).map_or(&[][..], Vec::as_slice);
-        let names: BTreeSet<&String> = group.iter().flat_map(|flags| flags.keys()).collect();
-        let differ = |name: &&&String| group.iter().any(|other| other.get(**name) != flags.get(**name));
-        let parts = names.iter().filter(differ);
-        parts
-            .map(|name| format!("{name}={}", flags.get(*name).unwrap_or(&nothing)))
-            .collect::<Vec<_>>()
-            .join(" ")
+        let names = groups.get(key.as_str()).into_iter().flat_map(|(_, differing)| differing);
+        let value = |name: &&String| flags.get(*name).map_or("-", String::as_str);
+        names.map(|name| format!("{name}={}", value(name))).collect::<Vec<_>>().join(" ")
     };
     all.iter().map(text).collect()
 }
