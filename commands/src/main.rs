@@ -72,7 +72,7 @@ fn main() {
         Ok(Err(status)) => status,
         Err(error) => report(&error, &Printer::new(Verbosity::Default, ColorMode::Auto, false)),
     };
-    status.leave()
+    interrupt::settle(status).leave()
 }
 
 fn run(verb: Verb, printer: Printer) -> anyhow::Result<ExitStatus> {

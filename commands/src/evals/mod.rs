@@ -302,7 +302,8 @@ fn compared(args: &CompareArgs, database: &Database, printer: &Printer) -> anyho
 
 fn reported(args: &ReportArgs, database: &Database, printer: &Printer) -> anyhow::Result<ExitStatus> {
     output_file::check(&args.out, "page of this verb", |file| {
-        std::fs::read_to_string(file).is_ok_and(|text| text.starts_with(report::NOTICE))
+        output_file::beginning(file, report::NOTICE.len() as u64)
+            .is_ok_and(|text| text == report::NOTICE.as_bytes())
     })?;
     let mut rows = select(database, &args.filter.filter(None))?;
     rows.retain(|row| args.debug_builds || row.entry.build != "debug");

@@ -70,6 +70,7 @@ pub fn run(args: &TrainArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
     begin_folder(&settings, printer)?;
     let output = Output::create(&settings.adapter_path, &record)?;
     printer.note(&format!("Training {trained} numbers of {} ({})", base.path, settings.tuning.name()));
+    interrupt.wait_for_work();
     let outcome = train(&settings, &base, &mut trainer, &output, &interrupt, printer)?;
     if let Outcome::NotFinite { iteration } = outcome {
         return Err(not_finite(&settings, iteration).into());
