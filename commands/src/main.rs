@@ -1,6 +1,7 @@
 //! The command `mlx-bun`: parse, call the engine, print. One file a verb; this is their table.
 
 mod ab;
+mod allocator;
 mod args;
 mod bench_matrix;
 mod benchmark;
@@ -56,10 +57,6 @@ use error::Complaint;
 use exit::ExitStatus;
 use mlx_bun::levers;
 use printer::{ColorMode, Printer, Verbosity};
-
-/// MLX frees on its own thread what this one allocated; the system's allocator makes the two wait for each other.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() {
     let arguments: Vec<_> = std::env::args_os().collect();
