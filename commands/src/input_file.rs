@@ -1,5 +1,5 @@
-//! A file that the user names as input, or whose beginning says what it is: read whole only when it is a file of sensible
-//! size. A device has no end, and a pipe may have no writer.
+//! A file that the user names as input: read only when it is a regular one of sensible size. A device has no end, and a
+//! pipe may have no writer.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -40,20 +40,6 @@ pub fn read(file: &Path, most: u64) -> Result<Vec<u8>, Complaint> {
     Ok(bytes)
 }
 
-/// Whether a regular file begins with one of these; `None` when there is no such file. No more is read of it.
-pub fn begins_with(file: &Path, beginnings: &[&str]) -> Option<bool> {
-    std::fs::metadata(file).ok().filter(|metadata| metadata.is_file())?;
-    let longest = beginnings.iter().map(|beginning| beginning.len()).max().unwrap_or(0);
-    let mut start = Vec::new();
-    File::open(file).ok()?.take(longest as u64).read_to_end(&mut start).ok()?;
-    Some(beginnings.iter().any(|beginning| start.starts_with(beginning.as_bytes())))
-}
-
-/// Whether a regular file is there and has nothing in it.
-pub fn is_empty(file: &Path) -> bool {
-    std::fs::metadata(file).is_ok_and(|metadata| metadata.is_file() && metadata.len() == 0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -66,8 +52,6 @@ mod tests {
         for file in [Path::new("/dev/zero"), &pipe] {
             let error = read(file, 1 << 20).unwrap_err().to_string();
             assert!(error.ends_with("it is a device or a pipe, no regular file"), "{error}");
-            assert_eq!(begins_with(file, &["\0"]), None);
-            assert!(!is_empty(file));
         }
         assert!(read(folder.path(), 9).unwrap_err().to_string().ends_with("it is a folder"));
         assert!(read(&folder.path().join("absent"), 9).is_err());
@@ -76,17 +60,5 @@ mod tests {
         let error = read(&huge, 1 << 20).unwrap_err().to_string();
         assert!(error.ends_with("it has 3 MiB, and at most 1 are read"), "{error}");
         assert_eq!(read(&huge, 3 << 20).unwrap().len(), 3 << 20);
-    }
-
-    #[test]
-    fn a_beginning_is_bytes() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("x");
-        std::fs::write(&file, b"# ours\xff\xfe").unwrap();
-        assert_eq!(begins_with(&file, &["{", "# ours"]), Some(true));
-        assert_eq!(begins_with(&file, &["# theirs"]), Some(false));
-        assert!(!is_empty(&file));
-        std::fs::write(&file, "").unwrap();
-        assert!(is_empty(&file));
     }
 }

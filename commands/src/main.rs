@@ -1,6 +1,7 @@
 //! The command `mlx-bun`: parse, call the engine, print. One file a verb; this is their table.
 
 mod ab;
+mod allocator;
 mod args;
 mod bench_matrix;
 mod benchmark;
@@ -60,10 +61,6 @@ use exit::ExitStatus;
 use mlx_bun::levers;
 use printer::{ColorMode, Printer, Verbosity};
 
-/// MLX frees on its own thread what this one allocated; the system's allocator makes the two wait for each other.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 fn main() {
     let arguments: Vec<_> = std::env::args_os().collect();
     let status = match cli::parse(&arguments) {
@@ -75,7 +72,7 @@ fn main() {
         Ok(Err(status)) => status,
         Err(error) => report(&error, &Printer::new(Verbosity::Default, ColorMode::Auto, false)),
     };
-    status.leave()
+    interrupt::settle(status).leave()
 }
 
 fn run(verb: Verb, printer: Printer) -> anyhow::Result<ExitStatus> {

@@ -4,6 +4,8 @@
 use std::fs;
 use std::process::Command;
 
+use crate::allocator;
+
 /// Bytes of a process's largest resident set so far; on systems that do not keep it, of the present one. `None` when
 /// the process is gone.
 pub fn peak_bytes(pid: u32) -> Option<u64> {
@@ -17,12 +19,7 @@ pub fn peak_bytes(pid: u32) -> Option<u64> {
 /// Begins counting this process's largest resident set anew, where the system can (Linux, proc_pid_clear_refs(5)); what
 /// the allocator keeps of what this thread has freed goes back to the system before.
 pub fn forget_own_peak() {
-    unsafe extern "C" {
-        /// Of mimalloc, this program's allocator.
-        fn mi_collect(force: bool);
-    }
-    // SAFETY: frees what is not in use; takes no pointers.
-    unsafe { mi_collect(true) };
+    allocator::give_back();
     if cfg!(target_os = "linux") {
         // Where it may not be written, the peak stays that since the start.
         let _ = fs::write("/proc/self/clear_refs", "5");

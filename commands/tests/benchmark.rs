@@ -7,6 +7,7 @@ mod support;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use support::{mlx_bun, refused};
@@ -154,7 +155,12 @@ fn lists_that_make_no_sense_are_wrong_usage_with_their_place() {
 }
 
 #[test]
-fn ctrl_c_keeps_what_is_measured() {
+fn ctrl_c_and_sigterm_keep_what_is_measured() {
+    keeps_what_is_measured("-INT", 130);
+    keeps_what_is_measured("-TERM", 143);
+}
+
+fn keeps_what_is_measured(signal: &str, code: i32) {
     let folder = tempfile::tempdir().unwrap();
     let mut command =
         benchmark(folder.path(), &["-p", "4", "-g", "3", "-b", "1-200+1", "-n", "3", "-o", "jsonl"]);
@@ -162,13 +168,38 @@ fn ctrl_c_keeps_what_is_measured() {
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let first: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
     assert_eq!(first["batch_size"], 1);
-    let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    let killed = Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
     assert!(killed.success());
     // Every line that comes is whole.
     let rest: Vec<Value> = lines.map(|line| serde_json::from_str(&line.unwrap()).unwrap()).collect();
     let rest = rest.len();
-    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(child.wait().unwrap().code(), Some(code));
     assert!(rest < 190, "{rest}");
     let rows = recorded(folder.path());
     assert!(rows.len() == rest + 1, "{} {rest}", rows.len());
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn sigterm_ends_a_step_that_takes_long_while_output_is_held() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = benchmark(folder.path(), &["-p", "4", "-g", "3", "--no-warmup"]);
+    command.env("MLX_BUN_DEBUG_STEP_DELAY_MS", "60000");
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let started = Instant::now();
+    let catches = |status: String| {
+        let line = status.lines().find(|line| line.starts_with("SigCgt:")).map(str::to_owned);
+        let mask = line.and_then(|line| u64::from_str_radix(line["SigCgt:".len()..].trim(), 16).ok());
+        mask.is_some_and(|mask| mask & (1 << 14) != 0)
+    };
+    let status = format!("/proc/{}/status", child.id());
+    while !catches(std::fs::read_to_string(&status).unwrap()) {
+        assert!(started.elapsed() < Duration::from_secs(60));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    std::thread::sleep(Duration::from_secs(1));
+    let told = Instant::now();
+    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+    assert!(told.elapsed() < Duration::from_secs(30), "{:?}", told.elapsed());
 }

@@ -15,7 +15,6 @@ use super::figures::{Column, shown};
 use super::store::Store;
 use crate::error::Complaint;
 use crate::exit::ExitStatus;
-use crate::input_file;
 use crate::interrupt::Interrupt;
 use crate::output::SCHEMA_VERSION;
 use crate::output_file;
@@ -320,10 +319,11 @@ fn now() -> i64 {
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// Whether a file begins as ours do.
+/// Whether a file begins as ours do, or is empty.
 fn is_report(file: &Path) -> bool {
-    let begins = input_file::begins_with(file, &["# bench-matrix", "{\"schema_version\""]);
-    begins == Some(true) || input_file::is_empty(file)
+    let beginnings = [&b"# bench-matrix"[..], b"{\"schema_version\""];
+    let start = output_file::beginning(file, 32);
+    start.is_ok_and(|start| start.is_empty() || beginnings.iter().any(|ours| start.starts_with(ours)))
 }
 
 #[cfg(test)]

@@ -18,8 +18,8 @@ use super::EvalArgs;
 use super::identity::Identity;
 use super::likelihood::figures;
 use super::settings::{Kind, Plan, Settings};
-use crate::input_file;
 use crate::output::SCHEMA_VERSION;
+use crate::output_file;
 use crate::printer::Printer;
 use crate::recorder::{Recorder, recorded_path};
 use crate::table::write_table;
@@ -290,12 +290,10 @@ impl Report {
     }
 }
 
-/// A result has a line of figures a task; what is larger is something else.
-const MOST_RESULT: u64 = 16 << 20;
-
 /// Whether a file is a result of this verb.
 pub fn is_result(file: &Path) -> bool {
-    let text = input_file::read(file, MOST_RESULT).unwrap_or_default();
-    let value: Value = serde_json::from_slice(&text).unwrap_or_default();
-    value.get("kind").is_some_and(|kind| kind == RESULT)
+    // `kind` comes first.
+    let start = output_file::beginning(file, 64).unwrap_or_default();
+    let start: String = String::from_utf8_lossy(&start).split_whitespace().collect();
+    start.starts_with(&format!("{{\"kind\":\"{RESULT}\""))
 }

@@ -17,7 +17,6 @@ use serde_json::{Value, json};
 use crate::error::Complaint;
 use crate::exit::ExitStatus;
 use crate::generate::MORE;
-use crate::input_file;
 use crate::output::SCHEMA_VERSION;
 use crate::output_file;
 use crate::printer::Printer;
@@ -319,7 +318,8 @@ fn compared(args: &CompareArgs, database: &Database, printer: &Printer) -> anyho
 
 fn reported(args: &ReportArgs, database: &Database, printer: &Printer) -> anyhow::Result<ExitStatus> {
     output_file::check(&args.out, "page of this verb", |file| {
-        input_file::begins_with(file, &[report::NOTICE]) == Some(true)
+        output_file::beginning(file, report::NOTICE.len() as u64)
+            .is_ok_and(|text| text == report::NOTICE.as_bytes())
     })?;
     let mut rows = select(database, &args.filter.filter(None))?;
     rows.retain(|row| (args.debug_builds || row.entry.build != "debug") && !row.is_debugged());

@@ -28,6 +28,7 @@ use serde_json::json;
 use self::metrics::Metrics;
 use self::prepare::{Base, Data};
 use self::settings::{Settings, config_record};
+use crate::allocator;
 use crate::error::Complaint;
 use crate::exit::ExitStatus;
 use crate::interrupt::Interrupt;
@@ -42,6 +43,7 @@ pub fn run(args: &TrainArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
     if let Some(TrainAction::Plot(args)) = &args.action {
         return plot::run(args, printer);
     }
+    allocator::keep_little();
     let interrupt = Interrupt::install(printer)?;
     let mut warnings = Vec::new();
     let mut settings = Settings::resolve(args, &mut warnings)?;
@@ -70,6 +72,7 @@ pub fn run(args: &TrainArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
     begin_folder(&settings, printer)?;
     let output = Output::create(&settings.adapter_path, &record)?;
     printer.note(&format!("Training {trained} numbers of {} ({})", base.path, settings.tuning.name()));
+    interrupt.wait_for_work();
     let outcome = train(&settings, &base, &mut trainer, &output, &interrupt, printer)?;
     if let Outcome::NotFinite { iteration } = outcome {
         return Err(not_finite(&settings, iteration).into());
