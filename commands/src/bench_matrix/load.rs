@@ -425,7 +425,7 @@ mod tests {
     #[test]
     fn requests_that_failed_are_counted_and_none_at_all_is_a_failure() {
         let refused = ClientError::Status { status: 429, message: "busy".to_owned() };
-        let answered = super::super::client::Reply {
+        let answered = super::super::reply::Reply {
             ttft: 0.1,
             e2e: 0.2,
             tokens: 3,

@@ -14,6 +14,7 @@ mod document;
 mod figures;
 mod host;
 mod load;
+mod reply;
 mod round;
 mod schema_check;
 mod server;

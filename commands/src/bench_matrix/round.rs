@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use mlx_bun::record::{Figures, percentile};
 use serde_json::{Value, json};
 
-use super::client::{ChatRequest, ClientError, Endpoint, Reply};
+use super::client::{ChatRequest, ClientError, Endpoint};
+use super::reply::Reply;
 use super::schema_check::check;
 use crate::rng::Rng;
 
