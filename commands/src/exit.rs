@@ -1,10 +1,16 @@
 //! Exit codes, in one place: what scripts may rely on.
 
 use std::io::{self, Write};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
 use signal_hook::low_level;
 
 use crate::compiled;
+
+/// How long an end that a signal asked for waits for standard output.
+const FLUSH: Duration = Duration::from_millis(100);
 
 /// How the program ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +23,7 @@ pub enum ExitStatus {
     Usage,
     /// Ctrl-C.
     Interrupted,
-    /// SIGTERM.
+    /// SIGTERM or SIGHUP.
     Terminated,
 }
 
@@ -31,7 +37,7 @@ impl ExitStatus {
             "wrong usage: an unknown flag or verb, a value out of range, flags that exclude each other",
         ),
         (Self::Interrupted, "interrupted by Ctrl-C (SIGINT)"),
-        (Self::Terminated, "ended by SIGTERM"),
+        (Self::Terminated, "ended by SIGTERM or SIGHUP"),
     ];
 
     /// The number the shell sees.
@@ -48,6 +54,22 @@ impl ExitStatus {
     /// Ends the process without running destructors of other libraries: MLX's threads may be at work.
     pub fn leave(self) {
         let _ = io::stdout().flush();
+        self.exit();
+    }
+
+    /// As [`ExitStatus::leave`], from the thread that watches signals: another one may hold standard output, and wait
+    /// for its reader or compute.
+    pub fn leave_now(self) {
+        let (done, flushed) = mpsc::channel();
+        thread::spawn(move || {
+            let _ = io::stdout().flush();
+            let _ = done.send(());
+        });
+        let _ = flushed.recv_timeout(FLUSH);
+        self.exit();
+    }
+
+    fn exit(self) {
         compiled::settle(self == Self::Success);
         low_level::exit(i32::from(self.code()));
     }

@@ -17,6 +17,7 @@ use crate::error::Complaint;
 use crate::exit::ExitStatus;
 use crate::generate::MORE;
 use crate::printer::Printer;
+use crate::recorder::is_slowed;
 use crate::table::write_table;
 
 const EXAMPLES: &str = "\
@@ -155,6 +156,7 @@ impl Rates {
                 && entry.figures.get("batch") == Some(1.0)
                 && entry.label.contains("kv-off")
                 && entry.flags.get("adapter").is_none_or(Value::is_null)
+                && !is_slowed(&entry.flags)
         };
         rows.iter().filter(usual).find_map(|row| row.row.decode_tps)
     }

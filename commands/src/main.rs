@@ -1,11 +1,13 @@
 //! The command `mlx-bun`: parse, call the engine, print. One file a verb; this is their table.
 
 mod ab;
+mod allocator;
 mod args;
 mod bench_matrix;
 mod benchmark;
 mod cache_prompt;
 mod chat;
+mod child;
 mod cli;
 mod compiled;
 mod completions;
@@ -24,6 +26,7 @@ mod get;
 mod gguf_export;
 mod goldens;
 mod hub;
+mod input_file;
 mod interrupt;
 mod load;
 mod ls;
@@ -37,6 +40,7 @@ mod prompt;
 mod prompt_file;
 mod recorder;
 mod reference;
+mod resident_memory;
 mod rng;
 mod scan;
 #[cfg(test)]
@@ -57,10 +61,6 @@ use exit::ExitStatus;
 use mlx_bun::levers;
 use printer::{ColorMode, Printer, Verbosity};
 
-/// MLX frees on its own thread what this one allocated; the system's allocator makes the two wait for each other.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 fn main() {
     let arguments: Vec<_> = std::env::args_os().collect();
     let status = match cli::parse(&arguments) {
@@ -72,7 +72,7 @@ fn main() {
         Ok(Err(status)) => status,
         Err(error) => report(&error, &Printer::new(Verbosity::Default, ColorMode::Auto, false)),
     };
-    status.leave()
+    interrupt::settle(status).leave()
 }
 
 fn run(verb: Verb, printer: Printer) -> anyhow::Result<ExitStatus> {

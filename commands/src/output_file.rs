@@ -1,5 +1,7 @@
 //! A file that the user names as output: checked before the work, which may take an hour.
 
+use std::fs::File;
+use std::io::Read as _;
 use std::path::Path;
 
 use crate::error::Complaint;
@@ -21,11 +23,22 @@ pub fn check(file: &Path, kind: &str, is_that_kind: impl FnOnce(&Path) -> bool) 
     if file.is_dir() {
         return Err(Complaint::failure(format!("cannot write `{shown}`: it is a folder")));
     }
+    // To look into a pipe or a device may take for ever.
+    if file.exists() && !file.is_file() {
+        return Err(Complaint::failure(format!("cannot write `{shown}`: it is not a regular file")));
+    }
     if file.exists() && !is_that_kind(file) {
         return Err(Complaint::failure(format!("`{shown}` exists and is no {kind}, so it is not replaced"))
             .hint("give another name, or remove the file"));
     }
     Ok(())
+}
+
+/// The first bytes of a file, fewer if it has fewer: enough to tell its kind, however large it is.
+pub fn beginning(file: &Path, bytes: u64) -> std::io::Result<Vec<u8>> {
+    let mut found = Vec::new();
+    File::open(file)?.take(bytes).read_to_end(&mut found)?;
+    Ok(found)
 }
 
 #[cfg(test)]
@@ -42,6 +55,10 @@ mod tests {
         let error = check(&file, "table", |_| false).unwrap_err().to_string();
         assert!(error.ends_with("exists and is no table, so it is not replaced"), "{error}");
         assert!(check(folder.path(), "table", |_| true).is_err());
+        let error = check(Path::new("/dev/null"), "table", |_| true).unwrap_err().to_string();
+        assert_eq!(error, "cannot write `/dev/null`: it is not a regular file");
+        assert_eq!(beginning(&file, 3).unwrap(), b"wei");
+        assert_eq!(beginning(&file, 300).unwrap(), b"weights");
         assert!(check(&folder.path().join("absent/out"), "table", |_| true).is_err());
     }
 }

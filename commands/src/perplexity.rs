@@ -1,7 +1,6 @@
 //! `mlx-bun perplexity`: how well a model predicts text, and how far it strays from another one.
 
-use std::fs::File;
-use std::io::{Read as _, Write};
+use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -204,9 +203,8 @@ pub fn check_ids<'a>(
 
 /// Whether a file begins as ours do.
 fn is_table(file: &Path) -> bool {
-    let mut start = vec![0; CSV_HEADER.len()];
-    let read = File::open(file).and_then(|mut file| file.read_exact(&mut start));
-    read.is_ok() && start == CSV_HEADER.as_bytes()
+    let start = output_file::beginning(file, CSV_HEADER.len() as u64);
+    start.is_ok_and(|start| start == CSV_HEADER.as_bytes())
 }
 
 /// A line a sequence.

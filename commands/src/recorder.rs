@@ -1,5 +1,7 @@
 //! What measuring verbs write into the database of measurements, and what of a row is the same for all of them.
 
+use std::path::Path;
+
 use mlx_bun::checkpoint::environment::Environment;
 use mlx_bun::checkpoint::source::ModelSource;
 use mlx_bun::mlx;
@@ -88,6 +90,23 @@ pub fn recorded_path(source: &ModelSource) -> String {
     path.canonicalize().unwrap_or_else(|_| path.to_owned()).to_string_lossy().into_owned()
 }
 
+/// Whether the flags of a row say that a debugging lever slowed it down, wherever they say so: its numbers say nothing
+/// about the program.
+pub fn is_slowed(flags: &Value) -> bool {
+    flags.to_string().contains("MLX_BUN_DEBUG_")
+}
+
+/// A model's name without its place: the file's, the folder's, or the repository's for a snapshot of the hub.
+pub fn model_name(model: &str) -> String {
+    let path = Path::new(model);
+    let repo =
+        path.components().filter_map(|part| part.as_os_str().to_str()?.strip_prefix("models--")).next_back();
+    match repo {
+        Some(repo) => repo.replacen("--", "/", 1),
+        None => path.file_name().map_or_else(|| model.to_owned(), |name| name.to_string_lossy().into_owned()),
+    }
+}
+
 /// The levers that change how something is computed, by name.
 pub fn levers(numerics: &Numerics) -> Map<String, Value> {
     let precision = numerics.cpu_kernels.then(|| numerics.cpu_precision.name());
@@ -98,8 +117,12 @@ pub fn levers(numerics: &Numerics) -> Map<String, Value> {
         "cpu_precision": precision,
         "cpu_isa": env::get(env::MLX_BUN_CPU_ISA),
     });
-    match levers {
+    let mut levers = match levers {
         Value::Object(levers) => levers,
         _ => Map::new(),
-    }
+    };
+    // Only where it is set: rows without it are those that count.
+    let delay = env::get(env::MLX_BUN_DEBUG_STEP_DELAY_MS);
+    levers.extend(delay.map(|delay| (env::MLX_BUN_DEBUG_STEP_DELAY_MS.to_owned(), Value::from(delay))));
+    levers
 }

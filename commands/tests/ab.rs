@@ -5,7 +5,8 @@
 mod support;
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use support::mlx_bun;
@@ -147,6 +148,89 @@ fn what_makes_no_sense_is_refused_and_what_fails_says_why() {
         let (status, out, err) = outcome(&mut ab(&home, arguments));
         assert_eq!((status, out.as_str()), (code, ""), "{arguments:?}: {err}");
         assert!(err.starts_with(message), "{arguments:?}: {err}");
+    }
+}
+
+#[test]
+fn a_run_that_hangs_and_text_without_end_fail_in_one_line() {
+    let home = tempfile::tempdir().unwrap();
+    let limits = ["--warmup", "0", "--max-time", "1"];
+    let since = Instant::now();
+    let mut hangs = ab(&home, &["--command-a", "sleep 100", "--command-b", "true"]);
+    let (status, out, err) = outcome(hangs.args(limits));
+    assert_eq!((status, out.as_str()), (1, ""));
+    assert_eq!(
+        err,
+        "error: `sleep 100`: it did not end within 1 s\nhint: give it more time with --run-timeout\n"
+    );
+    let mut patient = ab(&home, &["--command-a", "sleep 1.2", "--command-b", "sleep 1.2"]);
+    let (status, _, err) = outcome(patient.args(limits).args(["--run-timeout", "30"]));
+    assert_eq!(status, 0, "{err}");
+    assert!(since.elapsed() < Duration::from_secs(60));
+    let data = ["--gate-data", "/dev/zero", "--gate", "kl<1"];
+    let model = checkpoint("llama-4bit");
+    let generate = ["--", "generate", "--model", &model, "-m", "1", "x"];
+    let mut endless = ab(&home, &["--a", "", "--b", "", "--max-pairs", "1", "--warmup", "0"]);
+    let (status, _, err) = outcome(endless.args(data).args(generate));
+    assert_eq!(status, 1);
+    assert!(err.contains("cannot read `/dev/zero`: it is a device or a pipe"), "{err}");
+}
+
+/// Starts a comparison of commands that write their number into a file, and waits until one did.
+fn begun(home: &TempDir, seconds: &str) -> (Child, std::path::PathBuf) {
+    let file = home.path().join("started");
+    let command = format!("sh -c 'echo $$ >> {}; sleep {seconds} & wait'", file.display());
+    let mut command = ab(home, &["--command-a", &command, "--command-b", &command]);
+    command.args(["--warmup", "0"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn().unwrap();
+    soon(|| file.exists());
+    (child, file)
+}
+
+fn soon(holds: impl Fn() -> bool) {
+    let since = Instant::now();
+    while !holds() {
+        assert!(since.elapsed() < Duration::from_secs(30), "it never was so");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn signal(child: &Child, name: &str) {
+    assert!(Command::new("kill").args(["-s", name, &child.id().to_string()]).status().unwrap().success());
+}
+
+#[test]
+fn ctrl_c_reports_the_pairs_that_there_are() {
+    let home = tempfile::tempdir().unwrap();
+    let (child, file) = begun(&home, "0.2");
+    soon(|| std::fs::read_to_string(&file).is_ok_and(|text| text.lines().count() >= 4));
+    signal(&child, "INT");
+    let output = child.wait_with_output().unwrap();
+    let out = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(130), "{out}");
+    assert!(out.contains(" pairs (interrupted)\n") && out.contains("Verdict: "), "{out}");
+    let listed = mlx_bun(&["evals", "--json"]).env("HOME", home.path()).output().unwrap();
+    let rows: Value = serde_json::from_slice(&listed.stdout).unwrap();
+    assert!(rows[0]["notes"].as_str().unwrap().ends_with(", interrupted"), "{rows}");
+}
+
+#[test]
+fn no_death_of_ab_leaves_its_command() {
+    for name in ["TERM", "HUP", "KILL"] {
+        let home = tempfile::tempdir().unwrap();
+        let (mut child, file) = begun(&home, "1000");
+        soon(|| std::fs::read_to_string(&file).is_ok_and(|text| text.ends_with('\n')));
+        let group = std::fs::read_to_string(&file).unwrap().trim().to_owned();
+        signal(&child, name);
+        child.wait().unwrap();
+        // The shell and its `sleep`; what nobody has waited for is not alive.
+        let is_there = |group: &str| {
+            let listed = Command::new("ps").args(["-A", "-o", "pgid=,stat="]).output().unwrap();
+            let listed = String::from_utf8(listed.stdout).unwrap();
+            let mut rows = listed.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+            rows.any(|row| row[0] == group && !row[1].starts_with('Z'))
+        };
+        soon(|| !is_there(&group));
     }
 }
 

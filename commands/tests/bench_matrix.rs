@@ -8,7 +8,7 @@ mod support;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use support::mlx_bun;
@@ -75,6 +75,17 @@ fn features_go_through_the_server_and_structured_replies_conform() {
     }
     assert_eq!(document["gates"].as_array().unwrap().len(), 2);
     assert_eq!(document["passed"], true);
+    for (label, beside, clients) in
+        [("serial+grammar", "serial", 1.0), ("kv8", "batch2", 2.0), ("adapters", "batch2", 2.0)]
+    {
+        assert_eq!(cell(&document, label)["beside"]["cell"], beside);
+        assert!(cell(&document, label)["beside"]["ratio"].as_f64().unwrap() > 0.0);
+        assert_eq!(
+            (figure(&document, label, "clients"), figure(&document, label, "batch")),
+            (clients, clients)
+        );
+    }
+    assert_eq!(cell(&document, "serial")["beside"], Value::Null);
     assert_eq!(figure(&document, "batch2", "requests"), 4.0);
 
     // What this build measured on this machine is not measured again, unless it is to be.
@@ -104,13 +115,34 @@ fn a_slower_program_fails_against_its_baseline() {
         outcome(&mut command)
     };
     assert_eq!(measure(&["--out", base], None).0, 0);
+    // What is known of a cell is the baseline itself: it is measured again, not compared with itself.
+    let itself = measure(&["--baseline", base, "--max-regression", "900%"], None);
+    assert_eq!(itself.0, 0, "{}{}", itself.1, itself.2);
+    assert!(
+        !itself.1.contains("| reused") && itself.2.contains("serial: measured again, for"),
+        "{}",
+        itself.2
+    );
     // The same program; the machine of tests is shared.
     let same = measure(&["--redo", "--baseline", base, "--max-regression", "900%"], None);
     assert_eq!(same.0, 0, "{}{}", same.1, same.2);
+    assert!(same.1.contains("Gates that hold:\n\n- serial: aggregate_tps is "), "{}", same.1);
+    let other = measure(&["--redo", "--baseline", base, "-m", "13"], None);
+    assert_eq!(other.0, 1);
+    assert!(
+        other.2.contains("says nothing about what is measured here\nerror: the baseline's `requests` is "),
+        "{}",
+        other.2
+    );
     let (status, table, err) = measure(&["--baseline", base, "--max-regression", "5%"], Some("400"));
     assert_eq!(status, 1, "{table}{err}");
     assert!(table.contains("worse than the baseline's") && table.contains("Failures:"), "{table}");
     assert!(err.contains("error: serial: aggregate_tps is ") || err.contains("error: batch4: "), "{err}");
+    // Every cell that was measured is compared.
+    for label in ["serial", "batch4"] {
+        assert!(table.contains(&format!("- {label}: aggregate_tps is ")), "{table}");
+    }
+    assert!(err.contains("warning: the baseline's `environment` is {}, here it is "), "{err}");
     // The delay is one of the settings that cells are remembered with.
     assert!(!table.contains("reused"), "{table}");
     // A commit stands for what it measured here, if the program knows its commit.
@@ -123,6 +155,20 @@ fn a_slower_program_fails_against_its_baseline() {
     let absent = measure(&["--baseline", "0123abcd"], None);
     assert_eq!(absent.0, 1);
     assert!(absent.2.contains("the baseline `0123abcd` has none of the cells measured here"), "{}", absent.2);
+    let absent = measure(&["--baseline", "before.json"], None);
+    assert!(absent.2.contains("`--baseline before.json` is neither a file nor a commit"), "{}", absent.2);
+    for (wrong, said) in [
+        (["--baseline", "", "--max-regression", "5%"], "must be a file that --out wrote, or a commit"),
+        (["--baseline", base, "--max-regression", "0.05"], "with its sign, such as 5%"),
+        (["--baseline", base, "--max-regression", "5%%"], "with its sign, such as 5%"),
+    ] {
+        let (status, _, err) = measure(&wrong, None);
+        assert!(status == 2 && err.contains(said), "{wrong:?}: {err}");
+    }
+    for endless in [["--baseline", "/dev/zero"], ["--out", "/dev/zero"]] {
+        let (status, _, err) = measure(&endless, None);
+        assert_eq!(status, 1, "{endless:?}: {err}");
+    }
 }
 
 #[test]
@@ -233,6 +279,48 @@ fn ctrl_c_ends_with_what_is_there() {
     assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
     let document: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&document["interrupted"], &document["passed"]), (&Value::Bool(true), &Value::Bool(false)));
+}
+
+/// Processes that are alive, by number, parent and command line.
+fn processes() -> Vec<(u32, u32, String)> {
+    let listed = Command::new("ps").args(["-A", "-ww", "-o", "pid=,ppid=,stat=,args="]).output().unwrap();
+    let parsed = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let number = |index: usize| words.get(index)?.parse().ok();
+        let alive = words.get(2).is_some_and(|state| !state.starts_with('Z'));
+        alive.then(|| Some((number(0)?, number(1)?, words.get(3..)?.join(" ")))).flatten()
+    };
+    String::from_utf8_lossy(&listed.stdout).lines().filter_map(parsed).collect()
+}
+
+#[test]
+fn no_death_of_the_program_leaves_its_server_or_its_folder() {
+    for name in ["TERM", "HUP", "KILL"] {
+        let (home, temporary) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let arguments = ["--cells", "adapters", "--repeats", "1000", "-m", "64", "--", "--threads", "1"];
+        let mut command = on_fixture(&home, "features", &arguments);
+        command.env("TMPDIR", temporary.path()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut child = command.spawn().unwrap();
+        let since = Instant::now();
+        let server = loop {
+            let is_server = |(_, parent, args): &&(u32, u32, String)| {
+                *parent == child.id() && args.contains(" serve ") && args.contains("mlx-bun-bench-")
+            };
+            if let Some((server, ..)) = processes().iter().find(is_server) {
+                break *server;
+            }
+            assert!(since.elapsed() < Duration::from_secs(60), "no server: {:?}", processes());
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        assert!(Command::new("kill").args(["-s", name, &child.id().to_string()]).status().unwrap().success());
+        child.wait().unwrap();
+        let folders = || std::fs::read_dir(temporary.path()).unwrap().count();
+        let since = Instant::now();
+        while processes().iter().any(|(pid, ..)| *pid == server) || folders() > 0 {
+            assert!(since.elapsed() < Duration::from_secs(30), "{name}: {server} and {} folders", folders());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
 }
 
 /// Whether this machine is quiet is not for a test to say.

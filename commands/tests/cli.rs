@@ -71,7 +71,7 @@ fn long_help_has_the_exit_codes() {
       1   the work could not be done, or a check failed
       2   wrong usage: an unknown flag or verb, a value out of range, flags that exclude each other
       130 interrupted by Ctrl-C (SIGINT)
-      143 ended by SIGTERM
+      143 ended by SIGTERM or SIGHUP
     ");
 }
 

@@ -219,6 +219,28 @@ fn ctrl_c_ends_with_130_and_the_run_goes_on_from_there() {
 }
 
 #[test]
+fn sigterm_does_not_wait_for_a_step_that_takes_long() {
+    let rows = Rows::new();
+    let folder = rows.path("out");
+    let mut child = rows
+        .ask(&["gsm8k", "--output-dir", folder.to_str().unwrap()])
+        .env("MLX_BUN_DEBUG_STEP_DELAY_MS", "60000")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let started = Instant::now();
+    // Written when the questions begin.
+    while !folder.join("gsm8k.jsonl").exists() && started.elapsed() < Duration::from_secs(60) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let told = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
+    assert!(told.success());
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+    assert!(started.elapsed() < Duration::from_secs(55));
+}
+
+#[test]
 fn another_run_is_not_continued() {
     let rows = Rows::new();
     let folder = rows.path("out").to_str().unwrap().to_owned();

@@ -95,6 +95,14 @@ fn what_was_measured_is_listed_filtered_exported_compared_plotted_reported_and_p
     world.said(&["evals", "--csv", "a.csv", "--parquet", "a.parquet"]);
     assert!(fs::read_to_string(world.path("a.csv")).unwrap().contains(",generation_tps,tok/s,"));
     assert!(fs::read(world.path("a.parquet")).unwrap().starts_with(b"PAR1"));
+    // A pipe's end: rows, and no table.
+    let text = world.said(&["evals", "--csv", "-"]);
+    assert!(text.starts_with("id,ts,") && text == fs::read_to_string(world.path("a.csv")).unwrap(), "{text}");
+    assert!(!world.path("-").exists());
+    for contradiction in [&["--parquet", "-"][..], &["--csv", "-", "--json"]] {
+        let output = world.command(&[&["evals"], contradiction].concat()).output().unwrap();
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{contradiction:?}");
+    }
     fs::write(world.path("weights.bin"), "mine").unwrap();
     assert!(world.failed(&["evals", "--csv", "weights.bin"]).contains("is no .csv file"));
 
@@ -124,6 +132,17 @@ fn what_was_measured_is_listed_filtered_exported_compared_plotted_reported_and_p
     let page = fs::read_to_string(world.path("page.md")).unwrap();
     assert!(page.contains(&format!("## {machine}")) && page.contains("| pp4+tg3 b1 kv-off |"), "{page}");
     assert!(world.failed(&["evals", "report", "--out", "a.csv"]).contains("is no page of this verb"));
+    // A device has no end; it is not read to find out.
+    world.failed(&["evals", "report", "--out", "/dev/zero", "--debug-builds"]);
+
+    // What was slowed down on purpose is listed as such, and not reported.
+    let model = fixture("checkpoints/llama-bf16");
+    let slowed = ["-q", "benchmark", "-m", &model, "-p", "4", "-g", "3", "-n", "1", "--no-warmup"];
+    let slowed = world.command(&slowed).env("MLX_BUN_DEBUG_STEP_DELAY_MS", "5").output().unwrap();
+    assert!(slowed.status.success());
+    assert!(world.said(&["evals", "--label", "tg3"]).contains("MLX_BUN_DEBUG_STEP_DELAY_MS=5"));
+    world.said(&["evals", "report", "--out", "page.md", "--debug-builds"]);
+    assert_eq!(fs::read_to_string(world.path("page.md")).unwrap(), page);
 
     world.said(&["evals", "--clear"]);
     assert_eq!(world.said(&["evals", "--json"]), "[]\n");
@@ -164,6 +183,7 @@ fn fit_tells_the_rate_that_was_measured_here() {
         Entry { build: "debug".to_owned(), ..entry.clone() },
         Entry { label: "pp512+tg128 b1 kv-8".to_owned(), ..entry.clone() },
         Entry { figures: Figures::default(), ..entry.clone() },
+        Entry { flags: serde_json::json!({"MLX_BUN_DEBUG_STEP_DELAY_MS": "20"}), ..entry.clone() },
     ] {
         database.insert(&other, &row(5.0)).unwrap();
     }

@@ -180,7 +180,14 @@ fn a_killed_run_goes_on_and_ends_as_an_unbroken_one() {
 
 #[cfg(unix)]
 #[test]
-fn ctrl_c_saves_and_says_how_to_go_on() {
+fn ctrl_c_and_sigterm_save_and_say_how_to_go_on() {
+    for (signal, code) in [("-INT", 130), ("-TERM", 143), ("-HUP", 143)] {
+        saves_and_says_how_to_go_on(signal, code);
+    }
+}
+
+#[cfg(unix)]
+fn saves_and_says_how_to_go_on(signal: &str, code: i32) {
     let (_holder, adapter) = folder();
     let child = train("llama-f32", "train/pairs", &adapter, &["--iters", "100000", "--save-every", "100000"])
         .stdout(Stdio::null())
@@ -192,11 +199,11 @@ fn ctrl_c_saves_and_says_how_to_go_on() {
         assert!(Instant::now() < deadline, "the run does not begin");
         std::thread::sleep(Duration::from_millis(5));
     }
-    let status = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    let status = Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
     assert!(status.success());
     let output = child.wait_with_output().unwrap();
     let err = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(130), "{err}");
+    assert_eq!(output.status.code(), Some(code), "{err}");
     assert!(err.contains("go on with `mlx-bun train --resume"), "{err}");
     assert!(adapter.join("training_state.safetensors").is_file());
     assert_eq!(metrics(&adapter).last().unwrap()["outcome"], "interrupted");

@@ -137,7 +137,12 @@ pub fn read_rows<T>(
     mut row: impl FnMut(usize, &Value) -> Result<T, String>,
 ) -> Result<Vec<T>, DataError> {
     let read = |cause| DataError::Read { path: path.to_owned(), cause };
-    if std::fs::metadata(path).map_err(read)?.len() > LONGEST_FILE {
+    let metadata = std::fs::metadata(path).map_err(read)?;
+    // A device has no end, and a pipe may have no writer.
+    if !metadata.is_file() {
+        return Err(read(std::io::Error::other("it is no regular file")));
+    }
+    if metadata.len() > LONGEST_FILE {
         return Err(DataError::TooLarge { path: path.to_owned() });
     }
     let bytes = std::fs::read(path).map_err(read)?;
@@ -185,6 +190,10 @@ mod tests {
         assert!(read(b"1\n{\n").unwrap_err().starts_with(&format!("{place}:2: not valid JSON")));
         assert_eq!(read(b"\xff"), Err(format!("{place}:1: the line is not UTF-8")));
         assert_eq!(read(b"\n"), Err(format!("{place} has no rows")));
+        for endless in [Path::new("/dev/zero"), folder.path()] {
+            let error = read_rows(endless, |_, _| Ok(())).unwrap_err();
+            assert!(format!("{error}").contains("it is no regular file"), "{error}");
+        }
     }
 
     #[test]

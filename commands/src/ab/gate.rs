@@ -49,6 +49,13 @@ pub fn parse(text: &str) -> Result<Vec<Condition>, String> {
         }
         let problem = || format!("`{part}` is no condition; write kl<0.01, ppl<1% or same");
         let (name, limit) = part.split_once('<').ok_or_else(problem)?;
+        let is_share = name.trim() == "ppl";
+        if is_share != limit.trim().ends_with('%') && matches!(name.trim(), "kl" | "ppl") {
+            return Err(match is_share {
+                true => format!("`{part}`: the limit must be a percentage, such as 1%"),
+                false => format!("`{part}`: the limit must be in nats a token, such as 0.01"),
+            });
+        }
         let (digits, scale) = match limit.trim().strip_suffix('%') {
             Some(digits) => (digits, 0.01),
             None => (limit.trim(), 1.0),
@@ -80,6 +87,11 @@ impl Condition {
         *self != Self::Same
     }
 
+    /// Whether it can be told.
+    pub fn is_measured(&self, quality: Option<&Quality>) -> bool {
+        quality.is_some() || !self.needs_quality()
+    }
+
     /// Whether it holds; NaN never does.
     pub fn holds(&self, quality: Option<&Quality>, same: bool) -> bool {
         match *self {
@@ -100,8 +112,20 @@ mod tests {
             parse("kl<0.01, ppl < 1% ,same").unwrap(),
             [Condition::Kl(0.01), Condition::Ppl(0.01), Condition::Same]
         );
-        assert_eq!(parse("ppl<0.5").unwrap(), [Condition::Ppl(0.5)]);
-        for bad in ["", "kl", "kl<", "kl<x", "kl<-1", "kl<nan", "mmlu<1%", "kl<0.1,,same", "kl>0.1"] {
+        assert_eq!(parse("ppl<0.5%").unwrap(), [Condition::Ppl(0.005)]);
+        for bad in [
+            "ppl<1",
+            "kl<1%",
+            "",
+            "kl",
+            "kl<",
+            "kl<x",
+            "kl<-1",
+            "kl<nan",
+            "mmlu<1%",
+            "kl<0.1,,same",
+            "kl>0.1",
+        ] {
             assert!(parse(bad).is_err(), "{bad}");
         }
         assert_eq!(parse("kl<0").unwrap_err(), "`kl<0`: the limit must be a positive number");

@@ -20,7 +20,7 @@ use self::arm::{Arms, Given};
 use self::gate::{Condition, Quality};
 use self::output::Figure;
 use self::pairs::{Limits, Side, Stopped, run_pairs};
-use self::process::{Pairs, Sample};
+use self::process::{Allowance, Pairs, Sample};
 use self::quality::{Setting, Text};
 use self::report::Report;
 use self::rule::{FEWEST_PAIRS, RESAMPLES, Rule, Verdict};
@@ -109,6 +109,10 @@ pub struct AbArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=604_800), help_heading = "Judgement")]
     max_time: u64,
 
+    /// A run that takes longer than this is ended, and fails [default: as --max-time]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=604_800), help_heading = "Judgement")]
+    run_timeout: Option<u64>,
+
     /// Runs of each before the first pair
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=100), help_heading = "Judgement")]
     warmup: u32,
@@ -187,12 +191,14 @@ pub fn run(args: &AbArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
     };
     let needs = conditions.iter().any(Condition::needs_quality) && stopped != Stopped::Interrupt;
     let quality = if needs { args.quality(&arms, &interrupt, printer)? } else { None };
-    if interrupt.is_set() || (needs && quality.is_none()) {
-        return Ok(ExitStatus::Interrupted);
-    }
+    // What there is counts, also after Ctrl-C.
+    let stopped = if interrupt.is_set() { Stopped::Interrupt } else { stopped };
     let report = Report::new(args.rule(&figure), figure.name, arms, pairs, stopped, &conditions, quality);
     report.record(printer);
     report.print(args.json, printer)?;
+    if stopped == Stopped::Interrupt {
+        return Ok(ExitStatus::Interrupted);
+    }
     let held = report.gates_hold() && report.verdict() != Verdict::Lose;
     Ok(if held { ExitStatus::Success } else { ExitStatus::Failure })
 }
@@ -221,6 +227,7 @@ impl AbArgs {
             )
             .hint("give --a and --b without variables and other binaries, or `--gate same`"));
         }
+        self.gate_data.as_deref().map_or(Ok(()), quality::check_text)?;
         Ok(conditions)
     }
 
@@ -233,10 +240,9 @@ impl AbArgs {
         printer: &Printer,
     ) -> anyhow::Result<Option<(Pairs, Stopped)>> {
         let rule = self.rule(figure);
+        let allowance = Allowance::of(Duration::from_secs(self.run_timeout.unwrap_or(self.max_time)));
         let run = |side: Side| -> anyhow::Result<Option<Sample>> {
-            let sample = process::run(&arms.arms[side as usize], figure);
-            // Ctrl-C reached the command too, whose failure is no news.
-            if interrupt.is_set() { Ok(None) } else { sample.map(Some) }
+            process::run(&arms.arms[side as usize], figure, allowance, &|| interrupt.is_set())
         };
         for _ in 0..self.warmup {
             for side in [Side::A, Side::B] {

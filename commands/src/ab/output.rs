@@ -53,6 +53,12 @@ impl Figure {
     /// The output has no such number, or one that cannot be compared as a ratio.
     pub fn of(&self, wall: f64, output: &Output) -> Result<f64, String> {
         let Some(path) = &self.path else { return Ok(wall) };
+        if let Some(length) = output.unread {
+            return Err(format!(
+                "the command printed {} MiB, and figures are looked for in less",
+                length >> 20
+            ));
+        }
         if output.objects.is_empty() {
             return Err("the command printed no JSON object".to_owned());
         }
@@ -92,6 +98,8 @@ pub struct Identity {
 pub struct Output {
     /// The objects, if it printed nothing else: one, or one a line.
     objects: Vec<Value>,
+    /// Its length, when it was too much to look into.
+    unread: Option<u64>,
     /// What it said, without figures that differ from run to run.
     pub identity: Identity,
 }
@@ -118,12 +126,22 @@ impl Output {
         } else {
             Identity { sha256: hash(stdout), tokens: None, finish_reason: None }
         };
-        Self { objects, identity }
+        Self { objects, unread: None, identity }
+    }
+
+    /// So much that only its hash is known.
+    pub fn long(length: u64, hash: Sha256) -> Self {
+        let identity = Identity { sha256: hex(&hash.finalize()), tokens: None, finish_reason: None };
+        Self { objects: Vec::new(), unread: Some(length), identity }
     }
 }
 
 fn hash(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(&Sha256::digest(bytes))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

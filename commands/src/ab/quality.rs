@@ -27,13 +27,17 @@ use crate::args::load::ComputeArgs;
 use crate::args::model::ModelArgs;
 use crate::args::numerics::Numerics;
 use crate::error::Complaint;
+use crate::input_file;
 use crate::load::choose_numerics;
 use crate::printer::Printer;
+use crate::recorder::recorded_path;
 use crate::session::prefill_step_size;
 
 /// Tokens at the end of a sequence that are read one by one.
 const DECODED: usize = 32;
 const SHUFFLE_SEED: u32 = 123;
+/// A larger file is no text for a few sequences, but a slip of the hand.
+const MOST_TEXT: u64 = 1 << 30;
 
 /// The flags of a verb that say which model computes how.
 #[derive(Clone, Debug, clap::Args)]
@@ -72,9 +76,12 @@ impl Setting {
         })
     }
 
-    /// The model that is named.
-    pub fn model(&self) -> Option<&str> {
-        self.model.as_deref()
+    /// How rows name the model: its file or folder with links resolved, where it can be found, else as it is named.
+    pub fn recorded_model(&self) -> Option<String> {
+        match select_model(self.model.as_deref(), &Environment::of_process()) {
+            Ok(found) => Some(recorded_path(&found.source)),
+            Err(_) => self.model.clone(),
+        }
     }
 
     fn load(&self, printer: &Printer) -> anyhow::Result<LoadedModel> {
@@ -128,6 +135,14 @@ pub struct Text<'a> {
     pub sequences: usize,
     /// Tokens of each.
     pub length: usize,
+}
+
+/// Checks that the text can be read, before the hour that the runs may take.
+///
+/// # Errors
+/// The file is not there, is no regular file, or is too large.
+pub fn check_text(file: &Path) -> Result<(), Complaint> {
+    input_file::check(file, MOST_TEXT)
 }
 
 impl Text<'_> {
@@ -259,8 +274,9 @@ mod tests {
     #[test]
     fn settings_are_read_from_a_verbs_arguments() {
         let of = |text: &str| Setting::of(&text.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
-        let setting = of("generate --json --kv-quant 8 --temp 0.5 --model m --l1 -p x").unwrap();
-        assert_eq!(setting.model(), Some("m"));
+        let setting =
+            of("generate --json --kv-quant 8 --temp 0.5 --model ./no/such/model --l1 -p x").unwrap();
+        assert_eq!(setting.recorded_model().as_deref(), Some("./no/such/model"));
         assert!(setting.numerics.l1 && setting.kv_cache.quantization.is_some());
         assert!(of("generate --kv-quant off --kv-bits 4 x").is_err());
     }

@@ -34,7 +34,8 @@ struct Sameness {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Held {
     condition: String,
-    holds: bool,
+    /// `None` when it was not measured.
+    holds: Option<bool>,
 }
 
 /// What a comparison found.
@@ -66,7 +67,9 @@ impl Report {
         let sameness = sameness(&pairs);
         let held = |condition: &Condition| Held {
             condition: condition.to_string(),
-            holds: condition.holds(quality.as_ref(), sameness.same),
+            holds: condition
+                .is_measured(quality.as_ref())
+                .then(|| condition.holds(quality.as_ref(), sameness.same)),
         };
         Self {
             figure,
@@ -83,7 +86,7 @@ impl Report {
 
     /// Whether every gate holds.
     pub fn gates_hold(&self) -> bool {
-        self.gates.iter().all(|gate| gate.holds)
+        self.gates.iter().all(|gate| gate.holds == Some(true))
     }
 
     /// What became of B.
@@ -182,7 +185,11 @@ impl Report {
             lines.push(format!(
                 "Gate {}: {}",
                 gate.condition,
-                if gate.holds { "holds" } else { "does NOT hold" }
+                match gate.holds {
+                    Some(true) => "holds",
+                    Some(false) => "does NOT hold",
+                    None => "was not measured",
+                }
             ));
         }
         lines.push(format!("Verdict: {}", judged.verdict.name()));
@@ -232,9 +239,10 @@ impl Report {
         let label = format!("{}: {} | {}", self.figure, a.label, b.label);
         let mut entry = recorder.entry(&label, figures, samples);
         let same = if self.sameness.same { "the same output" } else { "other output" };
-        entry.notes = Some(format!("{}, {same}", self.judgement.verdict.name()));
+        let whole = if self.stopped == Stopped::Interrupt { ", interrupted" } else { "" };
+        entry.notes = Some(format!("{}, {same}{whole}", self.judgement.verdict.name()));
         let model = Setting::of(&b.arguments).ok().filter(|_| self.arms.ours);
-        let model = model.and_then(|setting| setting.model().map(str::to_owned)).unwrap_or_default();
+        let model = model.and_then(|setting| setting.recorded_model()).unwrap_or_default();
         recorder.record(&entry, &Run { model_path: model, ..Run::default() });
     }
 }
@@ -294,6 +302,17 @@ mod tests {
         assert_eq!((&json["verdict"], &json["stopped"]), (&json!("win"), &json!("width")));
         assert_eq!(json["a"]["output"]["finish_reason"], "length");
         assert_eq!(json["gates"][1], json!({"condition": "ppl<1%", "holds": false}));
+    }
+
+    #[test]
+    fn what_ctrl_c_left_is_reported_as_such() {
+        let mut report =
+            report(r#"{"text": "a", "tokens": [1, 2], "finish_reason": "length"}"#, 1.0, "kl<0.01");
+        (report.stopped, report.gates[0].holds) = (Stopped::Interrupt, None);
+        let text = report.text();
+        assert!(text.contains("8 pairs (interrupted)\n") && text.contains("Gate kl<0.01: was not measured"));
+        assert!(!report.gates_hold());
+        assert!(!parse("kl<1").unwrap()[0].is_measured(None) && parse("same").unwrap()[0].is_measured(None));
     }
 
     #[test]

@@ -7,11 +7,13 @@ use mlx_bun::checkpoint::environment::Environment;
 use mlx_bun::checkpoint::source::ModelSource;
 use mlx_bun::registry::select::select_model;
 
-use super::baseline::parse_percent;
-use super::client::Endpoint;
+use super::baseline::{parse_baseline, parse_percent};
+use super::client::{ClientError, Endpoint};
 use crate::args::model::ModelArgs;
 use crate::env;
 use crate::error::Complaint;
+use crate::printer::Printer;
+use crate::recorder::recorded_path;
 
 /// What is measured.
 #[derive(Clone, Debug, clap::Args)]
@@ -30,7 +32,7 @@ pub struct TargetArgs {
     #[arg(long, value_name = "NAME", requires = "url", help_heading = "Server")]
     stack: Option<String>,
 
-    /// What requests to that server call the model [default: its only one]
+    /// What requests to that server call the model [default: the first it lists]
     #[arg(long, value_name = "ID", requires = "url", help_heading = "Server")]
     model_id: Option<String>,
 
@@ -68,7 +70,7 @@ impl TargetArgs {
     ///
     /// # Errors
     /// There is none.
-    pub fn resolve(&self) -> anyhow::Result<Target> {
+    pub fn resolve(&self, printer: &Printer) -> anyhow::Result<Target> {
         let timeout = Duration::from_secs(self.timeout);
         let (Some(url), Some(stack)) = (&self.url, &self.stack) else {
             let name = self.model.resolve(None, true)?;
@@ -82,7 +84,20 @@ impl TargetArgs {
         }
         let key = env::get(env::MLX_BUN_API_KEY).or_else(|| env::get(env::OPENAI_API_KEY));
         let mut endpoint = Endpoint::new(url, key, self.model_id.clone(), timeout);
-        endpoint.find_model().map_err(|error| Complaint::failure(format!("{url}: {error}")))?;
+        let others = endpoint.find_model().map_err(|error| {
+            let complaint = Complaint::failure(format!("{url}: {error}"));
+            match error {
+                ClientError::Status { .. } | ClientError::NoJson { .. } => complaint
+                    .hint("say what requests call the model: `--model-id default_model` for mlx_lm.server"),
+                _ => complaint,
+            }
+        })?;
+        if let (true, Some(model)) = (others > 0, endpoint.model()) {
+            printer.note(&format!(
+                "{url} has {} models: `{model}` is measured; --model-id names another one",
+                others + 1
+            ));
+        }
         Ok(Target::Foreign { endpoint, stack: stack.clone() })
     }
 }
@@ -91,7 +106,7 @@ impl Target {
     /// The model's folder, file or name.
     pub fn model(&self) -> String {
         match self {
-            Self::Own { source, .. } => source.path().display().to_string(),
+            Self::Own { source, .. } => recorded_path(source),
             Self::Foreign { endpoint, .. } => endpoint.model().unwrap_or("unknown").to_owned(),
         }
     }
@@ -117,10 +132,10 @@ pub struct ReportArgs {
     pub force: bool,
 
     /// Compare with a document that --out wrote, or with what a commit measured on this machine
-    #[arg(long, value_name = "FILE|COMMIT", help_heading = "Output")]
+    #[arg(long, value_name = "FILE|COMMIT", value_parser = parse_baseline, help_heading = "Output")]
     pub baseline: Option<String>,
 
-    /// Fail when a cell is slower than the baseline by more than this [default: 5%]
+    /// Fail when a cell loses more than this of the baseline's rate, or takes so much longer [default: 5%]
     #[arg(long, value_name = "PERCENT", requires = "baseline", value_parser = parse_percent, help_heading = "Output")]
     pub max_regression: Option<f64>,
 

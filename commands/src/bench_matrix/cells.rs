@@ -60,12 +60,24 @@ pub struct Cell {
     pub clients: Clients,
     /// Whether replies follow a schema.
     pub grammar: bool,
-    /// Whether a server or model that cannot do it says so without that being a failure.
-    pub optional: bool,
+    /// What a server or model that cannot do it names when it says so, without that being a failure; nothing where every
+    /// refusal is one.
+    pub optional: &'static [&'static str],
+    /// The cell with as many clients and without what this one is about.
+    pub beside: Option<&'static str>,
 }
 
-const CELL: Cell =
-    Cell { name: "", needs: &[], flags: &[], clients: Clients::One, grammar: false, optional: false };
+const CELL: Cell = Cell {
+    name: "",
+    needs: &[],
+    flags: &[],
+    clients: Clients::One,
+    grammar: false,
+    optional: &[],
+    beside: None,
+};
+const PACKED: &[&str] = &["kv-quant", "kv-group-size", "kv-bits", "quantized KV cache", "cannot be packed"];
+const ADAPTED: &[&str] = &["adapter"];
 const SERIAL: &[&str] = &["--batch", "1"];
 const BATCH: &[&str] = &["--batch", "N"];
 const BATCH_KV4: &[&str] = &["--batch", "N", "--kv-quant", "4", "--kv-group-size", "G"];
@@ -76,7 +88,14 @@ const SPEC: &[&str] = &["--batch", "1", "--draft-kind", "ngram"];
 /// The cells of `features`.
 pub const FEATURES: &[Cell] = &[
     Cell { name: "serial", needs: &["--batch"], flags: SERIAL, ..CELL },
-    Cell { name: "serial+grammar", needs: &["--batch"], flags: SERIAL, grammar: true, ..CELL },
+    Cell {
+        name: "serial+grammar",
+        needs: &["--batch"],
+        flags: SERIAL,
+        grammar: true,
+        beside: Some("serial"),
+        ..CELL
+    },
     Cell { name: "batchN", needs: &["--batch"], flags: BATCH, clients: Clients::Batch, ..CELL },
     Cell {
         name: "batchN+grammar",
@@ -84,6 +103,7 @@ pub const FEATURES: &[Cell] = &[
         flags: BATCH,
         clients: Clients::Batch,
         grammar: true,
+        beside: Some("batchN"),
         ..CELL
     },
     Cell {
@@ -91,7 +111,8 @@ pub const FEATURES: &[Cell] = &[
         needs: &["--kv-quant"],
         flags: BATCH_KV8,
         clients: Clients::Batch,
-        optional: true,
+        optional: PACKED,
+        beside: Some("batchN"),
         ..CELL
     },
     Cell {
@@ -99,7 +120,8 @@ pub const FEATURES: &[Cell] = &[
         needs: &["--kv-quant"],
         flags: BATCH_KV4,
         clients: Clients::Batch,
-        optional: true,
+        optional: PACKED,
+        beside: Some("batchN"),
         ..CELL
     },
     Cell {
@@ -107,52 +129,90 @@ pub const FEATURES: &[Cell] = &[
         needs: &["--adapter-path"],
         flags: ADAPTER,
         clients: Clients::Batch,
-        optional: true,
+        optional: ADAPTED,
+        beside: Some("batchN"),
         ..CELL
     },
-    Cell { name: "spec", needs: &["--draft-kind"], flags: SPEC, ..CELL },
-    Cell { name: "spec+grammar", needs: &["--draft-kind"], flags: SPEC, grammar: true, ..CELL },
+    Cell { name: "spec", needs: &["--draft-kind"], flags: SPEC, beside: Some("serial"), ..CELL },
+    Cell {
+        name: "spec+grammar",
+        needs: &["--draft-kind"],
+        flags: SPEC,
+        grammar: true,
+        beside: Some("serial+grammar"),
+        ..CELL
+    },
 ];
 
 /// The cells of `modes`.
 pub const MODES: &[Cell] = &[
-    Cell { name: "serial-l1", needs: &["--l1"], flags: &["--batch", "1", "--l1"], ..CELL },
-    Cell { name: "serial-l2", needs: &["--l2"], flags: &["--batch", "1", "--l2"], ..CELL },
+    Cell {
+        name: "serial-l1",
+        needs: &["--l1"],
+        flags: &["--batch", "1", "--l1"],
+        beside: Some("serial"),
+        ..CELL
+    },
+    Cell {
+        name: "serial-l2",
+        needs: &["--l2"],
+        flags: &["--batch", "1", "--l2"],
+        beside: Some("serial"),
+        ..CELL
+    },
     Cell { name: "serial", needs: &["--batch"], flags: SERIAL, ..CELL },
     Cell {
         name: "serial-exact",
         needs: &["--cpu-precision"],
         flags: &["--batch", "1", "--cpu-precision", "exact"],
+        beside: Some("serial"),
         ..CELL
     },
     Cell {
         name: "serial-kv4",
         needs: &["--kv-quant"],
         flags: &["--batch", "1", "--kv-quant", "4", "--kv-group-size", "G"],
-        optional: true,
+        optional: PACKED,
+        beside: Some("serial"),
         ..CELL
     },
     Cell {
         name: "serial-kv8",
         needs: &["--kv-quant"],
         flags: &["--batch", "1", "--kv-quant", "8", "--kv-group-size", "G"],
-        optional: true,
+        optional: PACKED,
+        beside: Some("serial"),
         ..CELL
     },
     Cell { name: "serial-conc4", needs: &["--batch"], flags: SERIAL, clients: Clients::Fixed(4), ..CELL },
     Cell { name: "batch2", needs: &["--batch"], flags: BATCH, clients: Clients::Fixed(2), ..CELL },
     Cell { name: "batch4", needs: &["--batch"], flags: BATCH, clients: Clients::Fixed(4), ..CELL },
-    Cell { name: "serial-grammar", needs: &["--batch"], flags: SERIAL, grammar: true, ..CELL },
+    Cell {
+        name: "serial-grammar",
+        needs: &["--batch"],
+        flags: SERIAL,
+        grammar: true,
+        beside: Some("serial"),
+        ..CELL
+    },
     Cell {
         name: "batch4-grammar",
         needs: &["--batch"],
         flags: BATCH,
         clients: Clients::Fixed(4),
         grammar: true,
+        beside: Some("batch4"),
         ..CELL
     },
-    Cell { name: "spec", needs: &["--draft-kind"], flags: SPEC, ..CELL },
-    Cell { name: "spec-grammar", needs: &["--draft-kind"], flags: SPEC, grammar: true, ..CELL },
+    Cell { name: "spec", needs: &["--draft-kind"], flags: SPEC, beside: Some("serial"), ..CELL },
+    Cell {
+        name: "spec-grammar",
+        needs: &["--draft-kind"],
+        flags: SPEC,
+        grammar: true,
+        beside: Some("serial-grammar"),
+        ..CELL
+    },
 ];
 
 /// What stands in for the letters in flags.
@@ -177,6 +237,21 @@ impl Cell {
     /// Its name with the number in place.
     pub fn label(&self, batch: usize) -> String {
         self.name.replace('N', &batch.to_string())
+    }
+
+    /// The name of the cell that it stands beside.
+    pub fn beside(&self, batch: usize) -> Option<String> {
+        self.beside.map(|name| name.replace('N', &batch.to_string()))
+    }
+
+    /// Requests that the server computes together.
+    pub fn batch(&self, batch: usize) -> usize {
+        let together = self.flags.windows(2).find(|pair| pair[0] == "--batch").map(|pair| pair[1]);
+        match together {
+            Some("N") => self.clients(batch),
+            Some(number) => number.parse().unwrap_or(1),
+            None => 1,
+        }
     }
 
     /// How many clients it has.
@@ -243,6 +318,27 @@ mod tests {
         let bare = Fill { group: None, adapter: None, ..fill };
         assert!(cell("kv4").flags(&bare).is_err() && cell("adapters").flags(&bare).is_err());
         assert_eq!((Fill::group_of(128), Fill::group_of(96), Fill::group_of(80)), (Some(64), Some(32), None));
+    }
+
+    /// A feature costs what it costs only where nothing else differs.
+    #[test]
+    fn a_cell_stands_beside_one_with_the_same_clients() {
+        for cells in [FEATURES, MODES] {
+            for cell in cells {
+                let Some(name) = cell.beside(5) else { continue };
+                let other = cells.iter().find(|other| other.label(5) == name).unwrap();
+                assert_eq!(cell.clients(5), other.clients(5), "{}", cell.name);
+                assert_eq!(cell.batch(5), other.batch(5), "{}", cell.name);
+            }
+        }
+        let find = |name: &str| FEATURES.iter().find(|cell| cell.name == name).unwrap();
+        assert_eq!((find("kv8").batch(4), find("kv8").clients(4)), (4, 4));
+        assert_eq!(
+            (find("serial").batch(4), find("serial+grammar").beside(4)),
+            (1, Some("serial".to_owned()))
+        );
+        let queue = MODES.iter().find(|cell| cell.name == "serial-conc4").unwrap();
+        assert_eq!((queue.batch(4), queue.clients(4)), (1, 4));
     }
 
     /// Every flag of a cell that this server knows is one that it takes.

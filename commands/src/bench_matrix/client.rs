@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use ureq::Agent;
 
+use super::reply::{Reply, ReplyStream};
 use super::sse::Events;
 
 /// An event is a few hundred bytes; a line longer than this is no event.
@@ -17,6 +18,10 @@ const LONGEST_LINE: u64 = 16 << 20;
 /// Of a reply that is no stream, this much is read.
 const LONGEST_ERROR: u64 = 64 << 10;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// A list of models may be longer than an error.
+const LONGEST_LIST: u64 = 16 << 20;
+/// Bytes of a stream, which has a few hundred a token: what is longer has no end.
+const LONGEST_STREAM: u64 = 512 << 20;
 
 /// A server.
 #[derive(Clone)]
@@ -26,6 +31,8 @@ pub struct Endpoint {
     key: Option<String>,
     /// The `model` of requests.
     model: Option<String>,
+    /// For a whole request.
+    timeout: Duration,
     agent: Agent,
 }
 
@@ -38,29 +45,6 @@ pub struct ChatRequest {
     pub max_tokens: usize,
     /// What the reply must look like.
     pub schema: Option<Value>,
-}
-
-/// A reply and its times, in seconds.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Reply {
-    /// Until the first piece of text.
-    pub ttft: f64,
-    /// Between pieces of text.
-    pub gaps: Vec<f64>,
-    /// Until the end.
-    pub e2e: f64,
-    /// Tokens of the reply.
-    pub tokens: u64,
-    /// Whether the server said so; otherwise pieces of text were counted.
-    pub tokens_from_usage: bool,
-    /// Tokens of the prompt, if the server said so.
-    pub prompt_tokens: Option<u64>,
-    /// Why it ended.
-    pub finish: Option<String>,
-    /// Its text, without reasoning.
-    pub text: String,
-    /// Drafted tokens that were accepted, of those drafted, if the server said so.
-    pub speculation: Option<(u64, u64)>,
 }
 
 /// Why there is no reply.
@@ -77,6 +61,33 @@ pub enum ClientError {
         /// What it said.
         message: String,
     },
+    /// A reply that is no JSON where there should be some.
+    #[error("{path} answered status {status} and no JSON: {got}")]
+    NoJson {
+        /// What was asked for.
+        path: String,
+        /// The status.
+        status: u16,
+        /// How it begins.
+        got: String,
+    },
+    /// It takes too long.
+    #[error("no end within {seconds} s (--timeout), after {pieces} pieces of text")]
+    Timeout {
+        /// What it may take.
+        seconds: u64,
+        /// Pieces of text that came.
+        pieces: usize,
+    },
+    /// More than can be a reply.
+    #[error("the stream has no end: more than {} MiB in {pieces} pieces of text", LONGEST_STREAM >> 20)]
+    Endless {
+        /// Pieces of text that came.
+        pieces: usize,
+    },
+    /// A reply without any text.
+    #[error("the reply is empty")]
+    Empty,
     /// An error inside the stream.
     #[error("the stream says: {0}")]
     Stream(String),
@@ -104,7 +115,7 @@ impl Endpoint {
         if ["://127.0.0.1", "://localhost", "://[::1]"].iter().any(|host| base.contains(host)) {
             config = config.proxy(None);
         }
-        Self { base, key, model, agent: config.build().into() }
+        Self { base, key, model, timeout, agent: config.build().into() }
     }
 
     /// The address, up to and with `/v1`.
@@ -112,19 +123,20 @@ impl Endpoint {
         &self.base
     }
 
-    /// Takes the server's only model for the `model` of requests, where none was named.
+    /// Takes the first model that the server lists for the `model` of requests, where none was named; returns how many
+    /// others there are.
     ///
     /// # Errors
-    /// The server cannot be reached.
-    pub fn find_model(&mut self) -> Result<(), ClientError> {
+    /// The server cannot be reached, or lists nothing that can be read.
+    pub fn find_model(&mut self) -> Result<usize, ClientError> {
         if self.model.is_some() {
-            return Ok(());
+            return Ok(0);
         }
         let models = self.get("/models")?;
-        if let Some([only]) = models["data"].as_array().map(Vec::as_slice) {
-            self.model = only["id"].as_str().map(str::to_owned);
-        }
-        Ok(())
+        let names = models["data"].as_array().into_iter().flatten().filter_map(|model| model["id"].as_str());
+        let names: Vec<&str> = names.collect();
+        self.model = names.first().map(|name| (*name).to_owned());
+        Ok(names.len().saturating_sub(1))
     }
 
     /// The `model` of requests.
@@ -138,11 +150,18 @@ impl Endpoint {
             Some(key) => request.header("Authorization", format!("Bearer {key}")),
             None => request,
         };
-        let reply = request.call().map_err(network)?;
+        let reply = request.call().map_err(|error| self.network(&error))?;
         let status = reply.status().as_u16();
-        let body = read_short(reply.into_body().into_reader())?;
+        let body = read_short(reply.into_body().into_reader(), LONGEST_LIST)?;
         match serde_json::from_str(&body) {
             Ok(value) if status == 200 => Ok(value),
+            Err(_) if status == 200 => {
+                let path = format!("GET /v1{path}");
+                let start: String = body.trim().chars().take(100).collect();
+                let got =
+                    if start.is_empty() { "an empty body".to_owned() } else { start.replace('\n', " ") };
+                Err(ClientError::NoJson { path, status, got })
+            }
             _ => Err(ClientError::Status { status, message: error_message(&body) }),
         }
     }
@@ -179,53 +198,68 @@ impl Endpoint {
             post = post.header("Authorization", format!("Bearer {key}"));
         }
         let started = Instant::now();
-        let reply = post.send(body.as_bytes()).map_err(network)?;
+        let reply = post.send(body.as_bytes()).map_err(|error| self.network(&error))?;
         let status = reply.status().as_u16();
         if status != 200 {
-            let message = error_message(&read_short(reply.into_body().into_reader())?);
+            let message = error_message(&read_short(reply.into_body().into_reader(), LONGEST_ERROR)?);
             return Err(ClientError::Status { status, message });
         }
-        let mut reader = BufReader::new(reply.into_body().into_reader());
-        let mut stream = Stream::new(started);
+        // One more than may be, so that a stream that stops there is told from one that goes on.
+        let body = reply.into_body().into_reader().take(LONGEST_STREAM + 1);
+        let mut reader = BufReader::new(body);
+        let mut stream = ReplyStream::new(started);
         let mut events = Events::default();
-        let mut line = Vec::new();
+        let (mut line, mut total) = (Vec::new(), 0u64);
         loop {
             if stop() {
                 return Err(ClientError::Stopped);
             }
             line.clear();
             let read = reader.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line);
-            let read = read.map_err(|error| match stream.pieces {
+            let read = read.map_err(|error| match stream.pieces() {
+                pieces if started.elapsed() >= self.timeout => self.timed_out(pieces),
                 0 => ClientError::Network(error.to_string()),
                 pieces => ClientError::Cut { pieces },
             })?;
+            total += read as u64;
+            if total > LONGEST_STREAM || events.pending() as u64 > LONGEST_LINE {
+                return Err(ClientError::Endless { pieces: stream.pieces() });
+            }
             let event = if read == 0 { events.rest() } else { events.push(&line) };
             if let Some(event) = event
                 && stream.event(&event)?
             {
-                return stream.finish();
+                return stream.finish(request);
             }
             if read == 0 {
-                return stream.finish();
+                return stream.finish(request);
             }
         }
     }
+
+    fn network(&self, error: &ureq::Error) -> ClientError {
+        match error {
+            ureq::Error::Timeout(ureq::Timeout::Connect | ureq::Timeout::Resolve) => {
+                ClientError::Network(error.to_string())
+            }
+            ureq::Error::Timeout(_) => self.timed_out(0),
+            error => ClientError::Network(error.to_string()),
+        }
+    }
+
+    fn timed_out(&self, pieces: usize) -> ClientError {
+        ClientError::Timeout { seconds: self.timeout.as_secs(), pieces }
+    }
 }
 
-fn network(error: ureq::Error) -> ClientError {
-    ClientError::Network(error.to_string())
-}
-
-fn read_short(body: impl Read) -> Result<String, ClientError> {
+fn read_short(body: impl Read, most: u64) -> Result<String, ClientError> {
     let mut bytes = Vec::new();
-    body.take(LONGEST_ERROR)
-        .read_to_end(&mut bytes)
-        .map_err(|error| ClientError::Network(error.to_string()))?;
+    body.take(most).read_to_end(&mut bytes).map_err(|error| ClientError::Network(error.to_string()))?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// The message in an error's body, in any of the forms servers have; else its beginning.
-fn error_message(body: &str) -> String {
+pub fn error_message(body: &str) -> String {
     let parsed: Value = serde_json::from_str(body).unwrap_or_default();
     let found = ["/error/message", "/error", "/message", "/detail"]
         .iter()
@@ -233,76 +267,6 @@ fn error_message(body: &str) -> String {
     let text = found.unwrap_or(body).trim();
     let short: String = text.chars().take(300).collect();
     if short.is_empty() { "no reason given".to_owned() } else { short.replace('\n', " ") }
-}
-
-/// A reply that is coming in.
-struct Stream {
-    started: Instant,
-    last: Option<Instant>,
-    pieces: usize,
-    ended: bool,
-    usage: Option<Value>,
-    reply: Reply,
-}
-
-impl Stream {
-    fn new(started: Instant) -> Self {
-        Self { started, last: None, pieces: 0, ended: false, usage: None, reply: Reply::default() }
-    }
-
-    /// Takes an event; whether it was the last.
-    fn event(&mut self, data: &str) -> Result<bool, ClientError> {
-        if data.trim() == "[DONE]" {
-            self.ended = true;
-            return Ok(true);
-        }
-        let now = Instant::now();
-        let chunk: Value = serde_json::from_str(data)
-            .map_err(|error| ClientError::Stream(format!("an event that is no JSON ({error})")))?;
-        if !chunk["error"].is_null() {
-            return Err(ClientError::Stream(error_message(data)));
-        }
-        if chunk["usage"].is_object() {
-            self.usage = Some(chunk["usage"].clone());
-        }
-        let Some(choice) = chunk["choices"].get(0) else { return Ok(false) };
-        let text = |field: &str| choice["delta"][field].as_str().filter(|text| !text.is_empty());
-        let content = text("content");
-        let called = choice["delta"]["tool_calls"].as_array().is_some_and(|calls| !calls.is_empty());
-        if content.is_some() || called || text("reasoning_content").or(text("reasoning")).is_some() {
-            self.pieces += 1;
-            match self.last.replace(now) {
-                Some(last) => self.reply.gaps.push((now - last).as_secs_f64()),
-                None => self.reply.ttft = (now - self.started).as_secs_f64(),
-            }
-        }
-        self.reply.text.push_str(content.unwrap_or_default());
-        if let Some(finish) = choice["finish_reason"].as_str() {
-            self.reply.finish = Some(finish.to_owned());
-            self.ended = true;
-        }
-        Ok(false)
-    }
-
-    fn finish(mut self) -> Result<Reply, ClientError> {
-        if !self.ended {
-            return Err(ClientError::Cut { pieces: self.pieces });
-        }
-        self.reply.e2e = self.started.elapsed().as_secs_f64();
-        if self.pieces == 0 {
-            // A reply of nothing: its end is all there is to wait for.
-            self.reply.ttft = self.reply.e2e;
-        }
-        let number = |value: &Value| value.as_u64();
-        let usage = self.usage.unwrap_or_default();
-        self.reply.prompt_tokens = number(&usage["prompt_tokens"]);
-        let said = number(&usage["completion_tokens"]);
-        self.reply.tokens_from_usage = said.is_some();
-        self.reply.tokens = said.unwrap_or(self.pieces as u64);
-        let speculation = &usage["speculation"];
-        self.reply.speculation = number(&speculation["accepted"]).zip(number(&speculation["drafted"]));
-        Ok(self.reply)
-    }
 }
 
 #[cfg(test)]
@@ -406,9 +370,50 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_of_nothing_ends_when_it_ends() {
-        let reply = ask(|stream| say(stream, &format!("{OK}{}", end("stop")))).unwrap();
-        assert_eq!((reply.tokens, reply.ttft), (0, reply.e2e));
+    fn a_reply_of_nothing_is_no_answer() {
+        assert_eq!(ask(|stream| say(stream, &format!("{OK}{}", end("stop")))), Err(ClientError::Empty));
+        let counted = json!({"choices": [], "usage": {"completion_tokens": 8}});
+        let claimed = ask(move |stream| say(stream, &format!("{OK}{}data: {counted}\n\n", end("stop"))));
+        assert_eq!(claimed, Err(ClientError::Empty));
+    }
+
+    #[test]
+    fn counts_that_cannot_be_are_not_believed() {
+        let claiming = |text: &'static str, completion: u64, prompt: u64| {
+            let usage = json!({"prompt_tokens": prompt, "completion_tokens": completion,
+                "speculation": {"accepted": 9, "drafted": 4}});
+            let usage = json!({"choices": [], "usage": usage});
+            let (script, end) = (delta(text), end("stop"));
+            ask(move |stream| say(stream, &format!("{OK}{script}{script}{end}data: {usage}\n\n"))).unwrap()
+        };
+        let told = |reply: &Reply| (reply.tokens, reply.tokens_from_usage, reply.claimed_tokens);
+        assert_eq!(told(&claiming("four words of text", 8, 5)), (8, true, None));
+        // Of at most 8.
+        assert_eq!(told(&claiming("four words of text", 1_000_000, 5)), (2, false, Some(1_000_000)));
+        assert_eq!(told(&claiming("x", 0, 5)), (2, false, Some(0)));
+        let reply = claiming("x", 2, 1 << 40);
+        assert_eq!((reply.prompt_tokens, reply.speculation), (None, None));
+    }
+
+    #[test]
+    fn a_stream_without_end_is_said_to_be_one() {
+        let (mut endpoint, _) = scripted(|stream| {
+            let piece = delta("a");
+            say(stream, OK);
+            while stream.write_all(piece.as_bytes()).is_ok() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        endpoint = Endpoint::new(endpoint.base(), None, None, Duration::from_secs(1));
+        let error = endpoint.chat(&request(), &|| false).unwrap_err();
+        assert!(matches!(error, ClientError::Timeout { seconds: 1, pieces: 1.. }), "{error}");
+        // An event that never ends has no piece of text in it.
+        let error = ask(|stream| {
+            say(stream, OK);
+            let line = format!("data: {}\n", "x".repeat(1 << 20));
+            while stream.write_all(line.as_bytes()).is_ok() {}
+        });
+        assert_eq!(error, Err(ClientError::Endless { pieces: 0 }));
     }
 
     #[test]
@@ -474,13 +479,15 @@ mod tests {
         let (mut endpoint, _) = scripted(|_| std::thread::sleep(Duration::from_secs(3)));
         endpoint = Endpoint::new(endpoint.base(), None, None, Duration::from_millis(300));
         let since = Instant::now();
-        assert!(matches!(endpoint.chat(&request(), &|| false), Err(ClientError::Network(_))));
+        let given_up = endpoint.chat(&request(), &|| false);
+        assert!(matches!(given_up, Err(ClientError::Timeout { pieces: 0, .. })), "{given_up:?}");
         assert!(since.elapsed() < Duration::from_secs(2));
     }
 
     #[test]
     fn the_request_is_openais_and_carries_the_key() {
-        let (endpoint, bodies) = scripted(|stream| say(stream, &format!("{OK}{}", end("stop"))));
+        let (endpoint, bodies) =
+            scripted(|stream| say(stream, &format!("{OK}{}{}", delta("a"), end("stop"))));
         let request = ChatRequest { schema: Some(json!({"type": "null"})), ..request() };
         endpoint.chat(&request, &|| false).unwrap();
         let (head, body) = bodies.recv().unwrap();
@@ -493,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn the_only_model_is_the_one_that_is_asked() {
+    fn the_first_model_is_asked_and_others_are_counted() {
         let answer = |body: &'static str| {
             let (mut endpoint, _) = scripted(move |stream| {
                 let length = body.len();
@@ -504,10 +511,15 @@ mod tests {
                     ),
                 );
             });
-            endpoint.find_model().unwrap();
-            endpoint.model().map(str::to_owned)
+            let others = endpoint.find_model().map_err(|error| error.to_string());
+            others.map(|others| (endpoint.model().map(str::to_owned), others))
         };
-        assert_eq!(answer(r#"{"data": [{"id": "one"}]}"#).as_deref(), Some("one"));
-        assert_eq!(answer(r#"{"data": [{"id": "one"}, {"id": "two"}]}"#), None);
+        let one = Some("one".to_owned());
+        assert_eq!(answer(r#"{"data": [{"id": "one"}]}"#), Ok((one.clone(), 0)));
+        assert_eq!(answer(r#"{"data": [{"id": "one"}, {"id": "two"}]}"#), Ok((one, 1)));
+        assert_eq!(answer(r#"{"data": []}"#), Ok((None, 0)));
+        let got = |got: &str| Err(format!("GET /v1/models answered status 200 and no JSON: {got}"));
+        assert_eq!(answer(""), got("an empty body"));
+        assert_eq!(answer("<html>\nhello"), got("<html> hello"));
     }
 }

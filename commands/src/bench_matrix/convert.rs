@@ -1,5 +1,6 @@
 //! `convert`: how long conversions take, and how much memory.
 
+use std::io::Read as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -11,15 +12,17 @@ use serde_json::{Map, Value, json};
 
 use super::args::ReportArgs;
 use super::figures::Column;
-use super::memory::peak_bytes;
 use super::session::{Ending, Measured, Session, Subject};
 use super::store::levers_of_environment;
 use super::temp_folder::TempFolder;
 use crate::args::model::ModelArgs;
+use crate::child::GuardedChild;
 use crate::error::Complaint;
 use crate::exit::ExitStatus;
 use crate::generate::MORE;
 use crate::printer::Printer;
+use crate::recorder::recorded_path;
+use crate::resident_memory::peak_bytes;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -28,6 +31,8 @@ Examples:
 
 /// How often the memory of the child is looked at.
 const LOOK: Duration = Duration::from_millis(5);
+/// Bytes of its standard error that are looked at.
+const MOST_WORDS: u64 = 1 << 20;
 
 /// Measure conversions: time, memory and size of the result
 ///
@@ -87,11 +92,11 @@ impl ConvertMatrixArgs {
         Session::check_names(&self.report, &names)?;
         let name = self.model.resolve(None, true)?;
         let source = select_model(name.as_deref(), &Environment::of_process())?.source;
-        let model = source.path().display().to_string();
+        let model = recorded_path(&source);
         let repeats = self.repeats.unwrap_or(if self.report.quick { 1 } else { 3 });
         let subject =
             Subject { verb: "bench-matrix convert", stack: "mlx-bun", model: &model, url: None, flags: &[] };
-        let mut session = Session::begin(&subject, &self.report, settings(repeats), printer)?;
+        let mut session = Session::begin::<Run>(&subject, &self.report, settings(repeats), printer)?;
         for mode in modes {
             let flags = mode.flags.iter().map(|flag| (*flag).to_owned()).collect();
             let measure = |session: &Session| measure(session, mode, &model, repeats);
@@ -99,7 +104,7 @@ impl ConvertMatrixArgs {
                 break;
             }
         }
-        session.finish::<Run>(&Ending { columns: COLUMNS, guarded: &["seconds"] })
+        session.finish(&Ending { columns: COLUMNS, guarded: &["seconds"] })
     }
 }
 
@@ -127,22 +132,22 @@ fn measure(session: &Session, mode: &Mode, model: &str, repeats: u32) -> anyhow:
         command.args(["--no-progress", "-q", "convert", "--model", model]).args(mode.flags);
         command.arg(flag).arg(&place).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let started = Instant::now();
-        let mut child = command.spawn()?;
-        let complaint = child.stderr.take().map(|mut stderr| {
+        let mut running = GuardedChild::spawn(&mut command)?;
+        let complaint = running.child.stderr.take().map(|mut stderr| {
             std::thread::spawn(move || {
                 let mut text = Vec::new();
-                let _ = std::io::Read::read_to_end(&mut stderr, &mut text);
+                let _ = std::io::Read::read_to_end(&mut stderr.by_ref().take(MOST_WORDS), &mut text);
+                let _ = std::io::copy(&mut stderr, &mut std::io::sink());
                 String::from_utf8_lossy(&text).into_owned()
             })
         });
         let status = loop {
-            peak = peak.max(peak_bytes(child.id()));
-            if let Some(status) = child.try_wait()? {
+            peak = peak.max(peak_bytes(running.id()));
+            if let Some(status) = running.try_wait()? {
                 break status;
             }
             if session.interrupt.is_set() {
-                let _ = child.kill();
-                let _ = child.wait();
+                running.kill();
                 return Ok(Measured::Interrupted);
             }
             std::thread::sleep(LOOK);
@@ -152,7 +157,7 @@ fn measure(session: &Session, mode: &Mode, model: &str, repeats: u32) -> anyhow:
             let text = complaint.and_then(|reader| reader.join().ok()).unwrap_or_default();
             let line = text.lines().find_map(|line| line.strip_prefix("error: "));
             let why = line.unwrap_or("the conversion failed without a word").to_owned();
-            return match mode.optional {
+            return match mode.optional && refused(line) {
                 true => Ok(Measured::Unavailable(why)),
                 false => Err(Complaint::failure(why).into()),
             };
@@ -169,11 +174,28 @@ fn measure(session: &Session, mode: &Mode, model: &str, repeats: u32) -> anyhow:
     Ok(Measured::Figures { figures, samples: json!({"seconds": seconds}), note: None })
 }
 
+/// Whether a conversion refused this model, rather than that the system failed it: without a word it was killed.
+fn refused(said: Option<&str>) -> bool {
+    said.is_some_and(|said| !said.contains("os error"))
+}
+
 /// Of a file, or of the files of a folder.
 fn bytes_of(path: &Path) -> u64 {
     let size = |path: &Path| path.metadata().map_or(0, |metadata| metadata.len());
     match std::fs::read_dir(path) {
         Ok(entries) => entries.flatten().map(|entry| size(&entry.path())).sum(),
         Err(_) => size(path),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_no_missing_feature() {
+        assert!(refused(Some("model type `x` has no GGUF architecture here")));
+        assert!(!refused(Some("cannot write `x`: No space left on device (os error 28)")));
+        assert!(!refused(None));
     }
 }

@@ -39,8 +39,20 @@ pub struct CellResult {
     pub figures: Figures,
     /// What they were made of.
     pub samples: Value,
+    /// How it does beside the cell that has the same clients and not its feature.
+    #[serde(default)]
+    pub beside: Option<Beside>,
     /// Why there are no numbers, or what is to be known about them.
     pub note: Option<String>,
+}
+
+/// A cell against another one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Beside {
+    /// The other one.
+    pub cell: String,
+    /// This one's `decode_tps`, tokens a second of one reply, by the other's.
+    pub ratio: f64,
 }
 
 /// A condition that has to hold.
@@ -104,9 +116,12 @@ pub struct Document {
     pub cells: Vec<CellResult>,
     /// In order.
     pub gates: Vec<Gate>,
-    /// Of `load`.
+    /// Of `load`; inside `None` when no rate was acceptable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub knee: Option<Knee>,
+    pub knee: Option<Option<Knee>>,
+    /// What is to be known about the comparison with a baseline.
+    #[serde(default)]
+    pub remarks: Vec<String>,
     /// Ended by Ctrl-C before the last cell.
     pub interrupted: bool,
     /// Whether every cell has its numbers and every gate holds.
@@ -121,6 +136,18 @@ impl Document {
             && self.cells.iter().all(|cell| cell.status != Status::Failed);
     }
 
+    /// Sets a cell beside another one, where both were measured.
+    pub fn set_beside(&mut self, label: &str, other: &str) {
+        let rate = |name: &str| {
+            let cell = self.cells.iter().find(|cell| cell.label == name && cell.has_numbers())?;
+            cell.figures.get("decode_tps").filter(|rate| *rate > 0.0)
+        };
+        let Some((ours, theirs)) = rate(label).zip(rate(other)) else { return };
+        if let Some(cell) = self.cells.iter_mut().find(|cell| cell.label == label) {
+            cell.beside = Some(Beside { cell: other.to_owned(), ratio: ours / theirs });
+        }
+    }
+
     /// A table with what went wrong below it.
     pub fn markdown(&self, columns: &[Column]) -> String {
         let mut text = format!("# {}\n\n{}\n\n", self.verb, self.about());
@@ -130,6 +157,8 @@ impl Document {
             .collect();
         let mut rows = vec![vec!["cell".to_owned()]];
         rows[0].extend(used.iter().map(|(heading, _)| (*heading).to_owned()));
+        let beside = self.cells.iter().any(|cell| cell.beside.is_some());
+        rows[0].extend(beside.then(|| "beside".to_owned()));
         rows[0].push("state".to_owned());
         for cell in &self.cells {
             let mut row = vec![cell.label.clone()];
@@ -137,18 +166,28 @@ impl Document {
                 cell.figures.get(name).map_or(String::new(), |value| shown(name, value))
             };
             row.extend(used.iter().map(shown));
-            row.push(state(cell).to_owned());
+            let ratio = |beside: &Beside| format!("{:.2} {}", beside.ratio, beside.cell);
+            row.extend(beside.then(|| cell.beside.as_ref().map_or(String::new(), ratio)));
+            row.push(state(cell));
             rows.push(row);
         }
         text.push_str(&table(&rows));
-        if let Some(knee) = &self.knee {
-            let _ = write!(
-                text,
-                "\nKnee: {:.1} requests a minute ({}), 95 % of first tokens within {:.0} ms (acceptable: {:.0} ms)\n",
-                knee.rpm, knee.label, knee.ttft_p95_ms, knee.limit_ms
-            );
+        match &self.knee {
+            None => {}
+            Some(None) => {
+                text.push_str("\nKnee: none, at no rate did all requests come through in acceptable time\n")
+            }
+            Some(Some(knee)) => {
+                let _ = write!(
+                    text,
+                    "\nKnee: {:.1} requests a minute ({}), 95 % of first tokens within {:.0} ms (acceptable: {:.0} ms)\n",
+                    knee.rpm, knee.label, knee.ttft_p95_ms, knee.limit_ms
+                );
+            }
         }
-        for (heading, lines) in [("Failures", self.failures()), ("Notes", self.notes())] {
+        for (heading, lines) in
+            [("Failures", self.failures()), ("Gates that hold", self.held()), ("Notes", self.notes())]
+        {
             if !lines.is_empty() {
                 let _ = write!(text, "\n{heading}:\n\n");
                 lines.iter().for_each(|line| text.extend(["- ", line, "\n"]));
@@ -176,30 +215,55 @@ impl Document {
         let cells = self.cells.iter().filter(|cell| cell.status == Status::Failed);
         let cells =
             cells.map(|cell| format!("{}: {}", cell.label, cell.note.as_deref().unwrap_or("no reason")));
-        let gates = self.gates.iter().filter(|gate| !gate.passed);
-        let gates = gates.map(|gate| {
-            let cell = gate.cell.as_deref().map(|cell| format!("{cell}: ")).unwrap_or_default();
-            format!("{cell}{}", gate.detail)
-        });
+        let gates = self.gates.iter().filter(|gate| !gate.passed).map(Gate::line);
         let interrupted = self.interrupted.then(|| "interrupted before the last cell".to_owned());
         cells.chain(gates).chain(interrupted).collect()
     }
 
+    fn held(&self) -> Vec<String> {
+        self.gates.iter().filter(|gate| gate.passed).map(Gate::line).collect()
+    }
+
     fn notes(&self) -> Vec<String> {
         let cells = self.cells.iter().filter(|cell| cell.status != Status::Failed);
-        cells.filter_map(|cell| Some(format!("{}: {}", cell.label, cell.note.as_ref()?))).collect()
+        let cells = cells.filter_map(|cell| Some(format!("{}: {}", cell.label, cell.note.as_ref()?)));
+        cells.chain(self.remarks.iter().cloned()).collect()
     }
 }
 
-fn state(cell: &CellResult) -> &'static str {
-    match (cell.status, cell.forced) {
+impl Gate {
+    fn line(&self) -> String {
+        let cell = self.cell.as_deref().map(|cell| format!("{cell}: ")).unwrap_or_default();
+        format!("{cell}{}", self.detail)
+    }
+}
+
+impl CellResult {
+    /// Whether it was measured, now or before.
+    pub fn has_numbers(&self) -> bool {
+        matches!(self.status, Status::Measured | Status::Reused)
+    }
+
+    /// The share of its requests that failed, where that is known.
+    pub fn failed_share(&self) -> Option<f64> {
+        let (failed, answered) = (self.figures.get("errors")?, self.figures.get("requests")?);
+        Some(failed / (failed + answered).max(1.0))
+    }
+}
+
+fn state(cell: &CellResult) -> String {
+    let failed = cell.failed_share().filter(|share| *share > 0.0 && cell.has_numbers());
+    let failed = failed.map(|share| format!("{:.0} % failed", (share * 100.0).max(1.0)));
+    let measured = match (cell.status, cell.forced) {
         (Status::Measured, false) => "",
         (Status::Measured, true) => "busy machine",
         (Status::Reused, false) => "reused",
         (Status::Reused, true) => "reused, busy machine",
         (Status::Unavailable, _) => "unavailable",
         (Status::Failed, _) => "FAILED",
-    }
+    };
+    let parts = [Some(measured.to_owned()).filter(|text| !text.is_empty()), failed];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
 /// Markdown; every column but the first and the last to the right.
@@ -250,6 +314,7 @@ pub mod tests {
             flags: vec!["--batch".to_owned(), "1".to_owned()],
             figures: all,
             samples: json!({"ttft_s": [0.1]}),
+            beside: None,
             note: None,
         }
     }
@@ -273,6 +338,7 @@ pub mod tests {
             cells,
             gates: Vec::new(),
             knee: None,
+            remarks: Vec::new(),
             interrupted: false,
             passed: true,
         }
@@ -320,16 +386,53 @@ pub mod tests {
     }
 
     #[test]
+    fn a_cell_stands_beside_the_one_without_its_feature() {
+        let mut document = document(vec![
+            cell("batch4", &[("decode_tps", 40.0)]),
+            cell("kv8", &[("decode_tps", 30.0)]),
+            cell("kv4", &[("decode_tps", 0.0)]),
+        ]);
+        ["kv8", "kv4", "absent"].iter().for_each(|label| document.set_beside(label, "batch4"));
+        document.set_beside("batch4", "absent");
+        assert_eq!(document.cells[1].beside, Some(Beside { cell: "batch4".to_owned(), ratio: 0.75 }));
+        assert!(document.cells[0].beside.is_none() && document.cells[2].beside.is_none());
+        let table = document.markdown(&[("a request", "decode_tps")]);
+        assert!(table.contains("|      30.0 | 0.75 batch4 |"), "{table}");
+    }
+
+    #[test]
+    fn failed_requests_gates_that_hold_and_a_missing_knee_are_shown() {
+        let mut document = document(vec![cell("open-100%", &[("requests", 3.0), ("errors", 1.0)])]);
+        document.knee = Some(None);
+        document.gates.push(Gate {
+            name: "regression".to_owned(),
+            cell: Some("open-100%".to_owned()),
+            passed: true,
+            detail: "aggregate_tps is as before".to_owned(),
+        });
+        document.remarks.push("`serial` is not in the baseline".to_owned());
+        let text = document.markdown(&[]);
+        assert!(text.contains("25 % failed") && text.contains("Knee: none"), "{text}");
+        assert!(text.contains("Gates that hold:\n\n- open-100%: aggregate_tps is as before\n"), "{text}");
+        assert!(text.contains("- `serial` is not in the baseline\n"), "{text}");
+    }
+
+    #[test]
     fn json_is_what_the_published_schema_says() {
         let schema: Value =
             serde_json::from_str(include_str!("../../../docs/schema/bench-matrix.schema.json")).unwrap();
         let mut document = document(vec![cell("serial", &[("aggregate_tps", 12.34)])]);
         document.knee =
-            Some(Knee { rpm: 1.0, label: "open-50%".to_owned(), ttft_p95_ms: 1.0, limit_ms: 2.0 });
+            Some(Some(Knee { rpm: 1.0, label: "open-50%".to_owned(), ttft_p95_ms: 1.0, limit_ms: 2.0 }));
+        document.cells[0].beside = Some(Beside { cell: "batch4".to_owned(), ratio: 0.5 });
+        document.remarks.push("kv8 is not in the baseline".to_owned());
         let value = serde_json::to_value(&document).unwrap();
         assert_eq!(check(&schema, &value).unwrap(), [""; 0]);
         let back: Document = serde_json::from_value(value.clone()).unwrap();
         assert_eq!(back, document);
+        let without = Document { knee: Some(None), ..document.clone() };
+        let without = serde_json::to_value(without).unwrap();
+        assert_eq!((check(&schema, &without).unwrap(), &without["knee"]), (Vec::new(), &Value::Null));
         let mut broken = value;
         broken["cells"][0]["status"] = json!("maybe");
         broken["cells"][0]["figures"]["aggregate_tps"]["value"] = json!("12");

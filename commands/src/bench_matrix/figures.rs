@@ -32,7 +32,8 @@ pub fn shown(name: &str, value: f64) -> String {
     match name {
         "peak_bytes" | "output_bytes" if value < 1e7 => format!("{:.0} kB", value / 1e3),
         "peak_bytes" | "output_bytes" => format!("{:.0} MB", value / 1e6),
-        "requests" | "completion_tokens" | "prompt_tokens" | "errors" | "clients" => format!("{value:.0}"),
+        "requests" | "completion_tokens" | "prompt_tokens" | "errors" | "refused" | "reply_tokens"
+        | "clients" | "batch" => format!("{value:.0}"),
         _ if name.ends_with("_pct") => format!("{value:.0} %"),
         _ if value.abs() >= 100.0 => format!("{value:.0}"),
         _ if value.abs() >= 10.0 => format!("{value:.1}"),

@@ -115,8 +115,36 @@ impl Host {
     }
 }
 
-/// Whether an error means that this cannot be done, rather than that it went wrong.
-pub fn is_refusal(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref::<ClientError>(), Some(ClientError::Status { status: 400..=499, .. }))
-        || matches!(error.downcast_ref::<ServerError>(), Some(ServerError::Ended(_)))
+/// Whether an error says that the server or the model has no such feature, whose names are `features`, rather than that
+/// it went wrong.
+pub fn is_refusal(error: &anyhow::Error, features: &[&str]) -> bool {
+    let said = match (error.downcast_ref::<ClientError>(), error.downcast_ref::<ServerError>()) {
+        (Some(ClientError::Status { status: 400 | 404 | 422 | 501, message }), _) => message,
+        (_, Some(ServerError::Ended(why))) => why,
+        _ => return false,
+    };
+    features.iter().any(|feature| said.contains(feature)) && !said.contains("os error")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_missing_feature_makes_a_cell_unavailable() {
+        let features = &["--kv-quant", "quantized KV cache"];
+        let said = |status: u16, message: &str| {
+            is_refusal(&ClientError::Status { status, message: message.to_owned() }.into(), features)
+        };
+        assert!(said(400, "a quantized KV cache with group size 64 needs a head dimension that it divides"));
+        assert!(!said(400, "the prompt is longer than the context"));
+        assert!(!said(429, "the quantized KV cache is full") && !said(401, "--kv-quant"));
+        let ended = |why: &str| is_refusal(&ServerError::Ended(why.to_owned()).into(), features);
+        assert!(ended("`--kv-quant 8` cannot be used with this model"));
+        assert!(!ended("it said nothing") && !ended("cannot open `--kv-quant`: denied (os error 13)"));
+        assert!(!is_refusal(&ClientError::Empty.into(), features));
+        // Where nothing is optional, nothing is.
+        let refused = ClientError::Status { status: 400, message: "no".to_owned() };
+        assert!(!is_refusal(&refused.into(), &[]));
+    }
 }

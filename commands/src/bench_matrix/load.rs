@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::args::{ReportArgs, TargetArgs};
 use super::client::{ChatRequest, ClientError};
-use super::document::{CellResult, Knee, Status};
+use super::document::{CellResult, Gate, Knee};
 use super::figures::Column;
 use super::host::Host;
 use super::round::{Round, Summary, arrivals, closed_loop, open_loop};
@@ -31,6 +31,9 @@ const QUICK_CLIENTS: [u32; 3] = [1, 4, 8];
 /// Rates of the open loop, in percent of what the closed loop came to at most.
 const SHARES: [u32; 5] = [25, 50, 75, 100, 125];
 const QUICK_SHARES: [u32; 2] = [50, 100];
+
+/// The share of requests that may fail: one of a hundred.
+const MOST_FAILED: f64 = 0.01;
 
 /// Measure a server under many clients, and find how much it can take
 ///
@@ -134,7 +137,7 @@ impl LoadArgs {
         let levels = self.levels();
         let labels: Vec<String> = levels.iter().map(|level| level.label()).collect();
         Session::check_names(&self.report, &labels)?;
-        let mut host = Host::new(self.target.resolve()?);
+        let mut host = Host::new(self.target.resolve(printer)?);
         let plan = self.plan();
         let model = host.model();
         let (stack, url, flags) =
@@ -146,7 +149,8 @@ impl LoadArgs {
             url: url.as_deref(),
             flags: &flags,
         };
-        let mut session = Session::begin(&subject, &self.report, self.settings(&plan, &flags), printer)?;
+        let mut session =
+            Session::begin::<LoadRun>(&subject, &self.report, self.settings(&plan, &flags), printer)?;
         for (number, level) in levels.into_iter().enumerate() {
             let most = most_rpm(&session.document.cells);
             let address = url.clone().unwrap_or_else(|| "own".to_owned());
@@ -158,8 +162,10 @@ impl LoadArgs {
             }
         }
         drop(host);
-        session.document.knee = knee(&session.document.cells, self.ttft_limit);
-        session.finish::<LoadRun>(&Ending { columns: COLUMNS, guarded: &["aggregate_tps"] })
+        session.document.knee = Some(knee(&session.document.cells, self.ttft_limit));
+        let gates: Vec<Gate> = session.document.cells.iter().filter_map(answered).collect();
+        gates.into_iter().for_each(|gate| session.gate(gate));
+        session.finish(&Ending { columns: COLUMNS, guarded: &["aggregate_tps"] })
     }
 
     fn levels(&self) -> Vec<Level> {
@@ -234,7 +240,9 @@ fn measure(
     let request = |index: usize| plan.workload.request(first + index);
     let warm = ChatRequest { max_tokens: 4, ..request(99_999) };
     let warmed = closed_loop(&endpoint, &[warm], 1, &stop);
-    if let Some(error) = warmed.error().filter(|error| **error != ClientError::Stopped) {
+    // One that is too many already says that the server is there.
+    let wrong = warmed.error().filter(|error| **error != ClientError::Stopped && warmed.refused() == 0);
+    if let Some(error) = wrong {
         return Err(error.clone().into());
     }
     let round = match (level, rpm) {
@@ -264,6 +272,7 @@ fn figures(round: &Round, level: Level, rpm: Option<f64>, peak: Option<u64>) -> 
         return Err(Complaint::failure(error).into());
     }
     figures.add("errors", round.results.len() as f64 - answered, "requests");
+    figures.add("refused", round.refused() as f64, "requests");
     figures.add("achieved_rpm", answered * 60.0 / round.wall.max(1e-9), "requests/min");
     figures.add("duration_s", round.wall, "s");
     if let Some(rpm) = rpm {
@@ -275,8 +284,35 @@ fn figures(round: &Round, level: Level, rpm: Option<f64>, peak: Option<u64>) -> 
     if let Some(bytes) = peak {
         figures.add("peak_bytes", bytes as f64, "bytes");
     }
-    let note = round.error().map(|error| format!("the first that failed: {error}"));
+    let mut notes = summary.notes();
+    notes.extend(round.error().map(|error| format!("the first that failed: {error}")));
+    let note = (!notes.is_empty()).then(|| notes.join("; "));
     Ok(Measured::Figures { figures, samples: summary.samples(), note })
+}
+
+/// Whether enough of a row's requests were answered. In the open loop a server may send back what is too much for it,
+/// which the table shows; clients that wait for each other must all be served.
+fn answered(cell: &CellResult) -> Option<Gate> {
+    let get = |name: &str| cell.figures.get(name);
+    let (answered, failed) = (get("requests")?, get("errors")?);
+    if !cell.has_numbers() || failed == 0.0 {
+        return None;
+    }
+    let refused = get("refused").filter(|_| get("target_rpm").is_some()).unwrap_or(0.0);
+    let (all, wrong) = (answered + failed, failed - refused);
+    let share = wrong / all.max(1.0);
+    let sent_back =
+        if refused > 0.0 { format!(", {refused:.0} were sent back as too many") } else { String::new() };
+    let why = cell.note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();
+    Some(Gate {
+        name: "answered".to_owned(),
+        cell: Some(cell.label.clone()),
+        passed: share <= MOST_FAILED,
+        detail: format!(
+            "{wrong:.0} of {all:.0} requests failed (allowed: {:.0} %){sent_back}{why}",
+            MOST_FAILED * 100.0
+        ),
+    })
 }
 
 fn row(session: &Session, figures: &Figures, level: Level, address: &str, plan: &Plan) -> LoadRun {
@@ -315,7 +351,7 @@ fn knee(cells: &[CellResult], limit_ms: f64) -> Option<Knee> {
             && figure("ttft_p95_ms").is_some_and(|ttft| ttft <= limit_ms)
             && percentile(&late, 0.5).is_none_or(|median| median * 1e3 <= limit_ms)
     };
-    let open = cells.iter().filter(|cell| matches!(cell.status, Status::Measured | Status::Reused));
+    let open = cells.iter().filter(|cell| cell.has_numbers());
     let best =
         open.filter(|cell| cell.figures.get("target_rpm").is_some()).filter(acceptable).max_by(|a, b| {
             let rpm = |cell: &CellResult| cell.figures.get("target_rpm").unwrap_or_default();
@@ -373,9 +409,29 @@ mod tests {
     }
 
     #[test]
+    fn rows_whose_requests_fail_do_not_pass() {
+        let row = |figures: &[(&str, f64)]| answered(&cell("row", figures)).map(|gate| gate.passed);
+        assert_eq!(row(&[("requests", 9.0), ("errors", 0.0)]), None);
+        assert_eq!(row(&[("requests", 9.0), ("errors", 1.0)]), Some(false));
+        assert_eq!(row(&[("requests", 199.0), ("errors", 1.0)]), Some(true));
+        // Too much is what the open loop is there to find; clients that wait are not too many.
+        let refused = [("requests", 6.0), ("errors", 4.0), ("refused", 4.0)];
+        assert_eq!(row(&refused), Some(false));
+        assert_eq!(row(&[&refused[..], &[("target_rpm", 600.0)]].concat()), Some(true));
+        let gate = answered(&cell("row", &[&refused[..], &[("target_rpm", 600.0)]].concat())).unwrap();
+        assert_eq!(gate.detail, "0 of 10 requests failed (allowed: 1 %), 4 were sent back as too many");
+    }
+
+    #[test]
     fn requests_that_failed_are_counted_and_none_at_all_is_a_failure() {
         let refused = ClientError::Status { status: 429, message: "busy".to_owned() };
-        let answered = super::super::client::Reply { ttft: 0.1, e2e: 0.2, tokens: 3, ..Default::default() };
+        let answered = super::super::reply::Reply {
+            ttft: 0.1,
+            e2e: 0.2,
+            tokens: 3,
+            tokens_from_usage: true,
+            ..Default::default()
+        };
         let round = Round { wall: 2.0, results: vec![Ok(answered), Err(refused.clone())] };
         let Ok(Measured::Figures { figures: found, note, .. }) =
             figures(&round, Level::Rate(60.0), Some(60.0), None)

@@ -14,7 +14,7 @@ mod document;
 mod figures;
 mod host;
 mod load;
-mod memory;
+mod reply;
 mod round;
 mod schema_check;
 mod server;

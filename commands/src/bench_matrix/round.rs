@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use mlx_bun::record::{Figures, percentile};
 use serde_json::{Value, json};
 
-use super::client::{ChatRequest, ClientError, Endpoint, Reply};
+use super::client::{ChatRequest, ClientError, Endpoint};
+use super::reply::Reply;
 use super::schema_check::check;
 use crate::rng::Rng;
 
@@ -103,9 +104,24 @@ impl Round {
         self.results.contains(&Err(ClientError::Stopped))
     }
 
-    /// The first thing that went wrong.
+    /// The first thing that went wrong; a reply of nothing is none unless all are.
     pub fn error(&self) -> Option<&ClientError> {
-        self.results.iter().find_map(|result| result.as_ref().err())
+        let mut errors = self.results.iter().filter_map(|result| result.as_ref().err());
+        let all_empty = self.empty() > 0 && self.empty() == self.results.len();
+        errors.find(|error| all_empty || **error != ClientError::Empty)
+    }
+
+    /// Replies of nothing, which are not among those that were answered.
+    pub fn empty(&self) -> usize {
+        self.results.iter().filter(|result| **result == Err(ClientError::Empty)).count()
+    }
+
+    /// Requests that were sent back because the server has too much to do.
+    pub fn refused(&self) -> usize {
+        let busy = |result: &&Result<Reply, ClientError>| {
+            matches!(result, Err(ClientError::Status { status: 429 | 503, .. }))
+        };
+        self.results.iter().filter(busy).count()
     }
 
     fn replies(&self) -> impl Iterator<Item = &Reply> {
@@ -175,6 +191,8 @@ impl<'a> Summary<'a> {
         let prompts = self.each(|reply| reply.prompt_tokens.map(|tokens| tokens as f64));
         add("prompt_tokens", percentile(&prompts, 0.5), 1.0, "tokens");
         add("completion_tokens", Some(self.each(|r| Some(r.tokens as f64)).iter().sum()), 1.0, "tokens");
+        let lengths = self.each(|reply| Some(reply.tokens as f64));
+        add("reply_tokens", percentile(&lengths, 0.5), 1.0, "tokens");
         add("requests", Some(self.replies().count() as f64), 1.0, "requests");
         let drafts: Vec<(u64, u64)> = self.replies().filter_map(|reply| reply.speculation).collect();
         let (accepted, drafted) = drafts.iter().fold((0, 0), |sum, draft| (sum.0 + draft.0, sum.1 + draft.1));
@@ -193,9 +211,23 @@ impl<'a> Summary<'a> {
         })
     }
 
-    /// Whether tokens had to be counted by pieces of text.
-    pub fn counted_pieces(&self) -> bool {
-        self.replies().any(|reply| !reply.tokens_from_usage)
+    /// What is to be known about the counts.
+    pub fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        if self.replies().any(|reply| !reply.tokens_from_usage && reply.claimed_tokens.is_none()) {
+            notes.push("the server tells no token counts: pieces of text were counted".to_owned());
+        }
+        if let Some(claimed) = self.replies().find_map(|reply| reply.claimed_tokens) {
+            notes.push(format!(
+                "the server claims {claimed} tokens of a reply, which cannot be: pieces of text were counted"
+            ));
+        }
+        let empty: usize = self.rounds.iter().map(Round::empty).sum();
+        if empty > 0 {
+            let all: usize = self.rounds.iter().map(|round| round.results.len()).sum();
+            notes.push(format!("{empty} of {all} replies were empty, and do not count"));
+        }
+        notes
     }
 
     /// Replies that are what the schema describes, in percent, and what is wrong with the first that is not.
@@ -239,6 +271,7 @@ mod tests {
             e2e,
             tokens,
             tokens_from_usage: true,
+            claimed_tokens: None,
             prompt_tokens: Some(100),
             finish: Some("stop".to_owned()),
             text: text.to_owned(),
@@ -265,6 +298,32 @@ mod tests {
         assert!((get("decode_tps") - 9.0).abs() < 1e-9);
         assert_eq!(figures.get("acceptance_pct"), None);
         assert!(Summary::of(&[]).figures().get("ttft_p50_ms").is_none());
+    }
+
+    #[test]
+    fn replies_of_nothing_are_no_answers() {
+        let of = |results| Round { wall: 1.0, results };
+        let some = of(vec![reply(0.1, 1.0, 4, "x"), Err(ClientError::Empty)]);
+        assert_eq!((some.error(), some.empty()), (None, 1));
+        let summary = [some];
+        let summary = Summary::of(&summary);
+        assert_eq!(summary.figures().get("requests"), Some(1.0));
+        assert_eq!(summary.notes(), ["1 of 2 replies were empty, and do not count"]);
+        let none = of(vec![Err(ClientError::Empty), Err(ClientError::Empty)]);
+        assert_eq!(none.error(), Some(&ClientError::Empty));
+        let busy = ClientError::Status { status: 429, message: String::new() };
+        let refused = of(vec![Err(busy.clone()), Err(ClientError::Empty)]);
+        assert_eq!((refused.error(), refused.refused()), (Some(&busy), 1));
+    }
+
+    #[test]
+    fn claims_that_cannot_be_are_noted() {
+        let mut round = Round { wall: 1.0, results: vec![reply(0.1, 1.0, 4, "x"), reply(0.1, 1.0, 4, "x")] };
+        let first = round.results[0].as_mut().unwrap();
+        (first.tokens_from_usage, first.claimed_tokens) = (false, Some(99));
+        let notes = Summary::of(&[round]).notes();
+        assert_eq!(notes.len(), 1);
+        assert!(notes[0].starts_with("the server claims 99 tokens of a reply, which cannot be"), "{notes:?}");
     }
 
     #[test]

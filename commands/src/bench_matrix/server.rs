@@ -2,12 +2,13 @@
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::memory;
+use crate::child::{GuardedChild, signal_group};
+use crate::resident_memory;
 
 /// A model of many gigabytes on a slow disk takes minutes.
 const START_TIMEOUT: Duration = Duration::from_secs(600);
@@ -15,9 +16,9 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Lines of standard error that are kept for a message.
 const KEPT_LINES: usize = 20;
 
-/// A server that listens; it is stopped when dropped.
+/// A server that listens; it is stopped when dropped, and when this process is gone.
 pub struct Server {
-    child: Child,
+    running: GuardedChild,
     url: String,
     flags: Vec<String>,
 }
@@ -46,16 +47,12 @@ impl Server {
     /// See [`ServerError`].
     pub fn start(flags: &[String], stop: &dyn Fn() -> bool) -> Result<Self, ServerError> {
         let program = std::env::current_exe().map_err(ServerError::Start)?;
-        let mut child = Command::new(program)
-            .args(["serve", "--port", "0", "--host", "127.0.0.1"])
-            .args(flags)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .map_err(ServerError::Start)?;
+        let mut command = Command::new(program);
+        command.args(["serve", "--port", "0", "--host", "127.0.0.1"]).args(flags);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut running = GuardedChild::spawn(&mut command).map_err(ServerError::Start)?;
         let lines = Arc::new(Mutex::new(VecDeque::new()));
-        if let Some(stderr) = child.stderr.take() {
+        if let Some(stderr) = running.child.stderr.take() {
             let kept = Arc::clone(&lines);
             std::thread::spawn(move || {
                 for line in BufReader::new(stderr).lines().map_while(Result::ok) {
@@ -68,7 +65,7 @@ impl Server {
             });
         }
         let (sender, url) = channel();
-        if let Some(stdout) = child.stdout.take() {
+        if let Some(stdout) = running.child.stdout.take() {
             std::thread::spawn(move || {
                 let mut line = String::new();
                 let read = BufReader::new(stdout).read_line(&mut line);
@@ -78,7 +75,7 @@ impl Server {
             });
         }
         // From here on an early return stops the child.
-        let mut server = Self { child, url: String::new(), flags: flags.to_vec() };
+        let mut server = Self { running, url: String::new(), flags: flags.to_vec() };
         let since = Instant::now();
         loop {
             match url.recv_timeout(Duration::from_millis(100)) {
@@ -87,7 +84,7 @@ impl Server {
                     return Ok(server);
                 }
                 Err(RecvTimeoutError::Disconnected) => {
-                    let _ = server.child.wait();
+                    let _ = server.running.wait();
                     // Its last words may still be on their way.
                     std::thread::sleep(Duration::from_millis(50));
                     return Err(ServerError::Ended(reason(
@@ -115,24 +112,22 @@ impl Server {
 
     /// The most memory it has had at once, in bytes.
     pub fn peak_bytes(&self) -> Option<u64> {
-        memory::peak_bytes(self.child.id())
+        resident_memory::peak_bytes(self.running.id())
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
         // Asked nicely it puts away what it compiled.
-        let pid = self.child.id().to_string();
-        let asked = Command::new("kill").args(["-s", "TERM", &pid]).stderr(Stdio::null()).status();
+        let asked = signal_group(self.running.id(), "TERM");
         let since = Instant::now();
-        while asked.as_ref().is_ok_and(|status| status.success()) && since.elapsed() < STOP_TIMEOUT {
-            match self.child.try_wait() {
+        while asked && since.elapsed() < STOP_TIMEOUT {
+            match self.running.try_wait() {
                 Ok(None) => std::thread::sleep(Duration::from_millis(5)),
                 Ok(Some(_)) | Err(_) => return,
             }
         }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.running.kill();
     }
 }
 

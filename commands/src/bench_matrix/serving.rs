@@ -70,8 +70,12 @@ pub struct ModesArgs {
 }
 
 const COLUMNS: &[Column] = &[
+    ("clients", "clients"),
+    ("batch", "batch"),
     ("tok/s", "aggregate_tps"),
     ("best", "aggregate_tps_best"),
+    ("a request", "decode_tps"),
+    ("tokens", "reply_tokens"),
     ("TTFT p50 ms", "ttft_p50_ms"),
     ("p95", "ttft_p95_ms"),
     ("between p50 ms", "itl_p50_ms"),
@@ -81,6 +85,8 @@ const COLUMNS: &[Column] = &[
     ("memory", "peak_bytes"),
 ];
 const MODES_COLUMNS: &[Column] = &[
+    ("clients", "clients"),
+    ("batch", "batch"),
     ("TTFT p50 ms", "ttft_p50_ms"),
     ("prompt tok/s", "prefill_tps"),
     ("reply tok/s", "decode_tps"),
@@ -125,7 +131,7 @@ impl FeaturesArgs {
             columns: COLUMNS,
             guarded: &["aggregate_tps"],
         };
-        matrix.run(Host::new(self.target.resolve()?), printer)
+        matrix.run(Host::new(self.target.resolve(printer)?), printer)
     }
 }
 
@@ -151,7 +157,7 @@ impl ModesArgs {
             columns: MODES_COLUMNS,
             guarded: &["prefill_tps", "decode_tps"],
         };
-        matrix.run(Host::new(self.target.resolve()?), printer)
+        matrix.run(Host::new(self.target.resolve(printer)?), printer)
     }
 }
 
@@ -167,8 +173,8 @@ impl Matrix<'_> {
             (host.stack().to_owned(), host.url().map(str::to_owned), host.user_flags().to_vec());
         let subject =
             Subject { verb: self.verb, stack: &stack, model: &model, url: url.as_deref(), flags: &flags };
-        let mut session = Session::begin(&subject, self.report, self.settings(&flags), printer)?;
-        'cells: for (number, cell) in cells {
+        let mut session = Session::begin::<Run>(&subject, self.report, self.settings(&flags), printer)?;
+        'cells: for (number, cell) in &cells {
             for (name, words) in &self.workloads {
                 let label = self.label(cell, *name);
                 if !session.wants(&label) {
@@ -178,8 +184,9 @@ impl Matrix<'_> {
                 let flags = cell.flags(&host.fill(self.batch, adapter));
                 let workload =
                     Workload { words: *words, max_tokens: self.requests.max_tokens, grammar: cell.grammar };
-                // The same requests in every run, whichever cells it has.
-                let first = number * 10_000;
+                // Our servers keep no prompts, so the same requests for all cells: equal work, and equal replies where
+                // the feature does not change them. Others may keep some; the same in every run, whichever cells it has.
+                let first = if url.is_some() { number * 10_000 } else { 0 };
                 let measure = |session: &Session| match &flags {
                     Ok(flags) => self.measure(session, &mut host, cell, flags, &workload, first),
                     Err(why) => Ok(Measured::Unavailable(why.clone())),
@@ -191,12 +198,17 @@ impl Matrix<'_> {
         }
         drop(host);
         gate_conformance(&mut session);
-        session.finish::<Run>(&Ending { columns: self.columns, guarded: self.guarded })
+        for (_, cell) in cells {
+            let Some(other) = cell.beside(self.batch) else { continue };
+            for (name, _) in &self.workloads {
+                session.document.set_beside(&self.label(cell, *name), &labelled(&other, *name));
+            }
+        }
+        session.finish(&Ending { columns: self.columns, guarded: self.guarded })
     }
 
     fn label(&self, cell: &Cell, workload: Option<&str>) -> String {
-        let cell = cell.label(self.batch);
-        workload.map_or(cell.clone(), |workload| format!("{cell}/{workload}"))
+        labelled(&cell.label(self.batch), workload)
     }
 
     fn labels(&self, cell: &Cell) -> Vec<String> {
@@ -222,7 +234,7 @@ impl Matrix<'_> {
         first: usize,
     ) -> anyhow::Result<Measured> {
         match self.rounds(session, host, cell, flags, workload, first) {
-            Err(error) if cell.optional && is_refusal(&error) => {
+            Err(error) if is_refusal(&error, cell.optional) => {
                 Ok(Measured::Unavailable(format!("{error:#}")))
             }
             Ok(None) => Ok(Measured::Interrupted),
@@ -232,10 +244,11 @@ impl Matrix<'_> {
                 if let Some(bytes) = host.peak_bytes() {
                     figures.add("peak_bytes", bytes as f64, "bytes");
                 }
-                let mut notes = Vec::new();
-                if summary.counted_pieces() {
-                    notes.push("the server tells no token counts: pieces of text were counted".to_owned());
+                figures.add("clients", cell.clients(self.batch) as f64, "clients");
+                if host.url().is_none() {
+                    figures.add("batch", cell.batch(self.batch) as f64, "requests");
                 }
+                let mut notes = summary.notes();
                 if workload.grammar {
                     let (percent, problem) = summary.conformance(&schema()).map_err(anyhow::Error::msg)?;
                     figures.add("conformance_pct", percent, "%");
@@ -291,6 +304,11 @@ impl Matrix<'_> {
         }
         Ok(Some(rounds.split_off(1)))
     }
+}
+
+/// A cell's name with its workload's.
+fn labelled(cell: &str, workload: Option<&str>) -> String {
+    workload.map_or_else(|| cell.to_owned(), |workload| format!("{cell}/{workload}"))
 }
 
 fn row(session: &Session, figures: &Figures) -> Run {

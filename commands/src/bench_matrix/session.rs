@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use std::io::Write as _;
 
 use super::args::ReportArgs;
-use super::baseline::{self, Baseline};
+use super::baseline::{self, Baseline, is_commit};
 use super::document::{CellResult, Document, Gate, Status};
 use super::figures::{Column, shown};
 use super::store::Store;
@@ -72,7 +72,7 @@ pub struct Session {
     pub document: Document,
     store: Store,
     report: ReportArgs,
-    file_baseline: Option<Baseline>,
+    baseline: Option<Baseline>,
 }
 
 impl Session {
@@ -80,7 +80,7 @@ impl Session {
     ///
     /// # Errors
     /// A busy machine without `--force`, a baseline that cannot be read, a file that cannot be written.
-    pub fn begin(
+    pub fn begin<T: Table>(
         subject: &Subject,
         report: &ReportArgs,
         settings: Map<String, Value>,
@@ -89,20 +89,8 @@ impl Session {
         if let Some(file) = &report.out {
             output_file::check(file, "report of this verb", is_report)?;
         }
-        let given = report.baseline.as_deref().map(Path::new).filter(|file| file.exists());
-        let file_baseline = given.map(|file| baseline::read(file, subject.verb)).transpose()?;
         let store =
             Store::begin(subject.verb, (subject.stack, subject.model), &settings, subject.flags, printer);
-        let problems = store.problems();
-        if !problems.is_empty() && !report.force {
-            return Err(Complaint::failure("the machine is busy, and its numbers would say little")
-                .further(problems)
-                .hint("wait until it is quiet, or give --force: the rows are marked then")
-                .into());
-        }
-        problems.iter().for_each(|problem| printer.warning(problem));
-        let interrupt = Interrupt::install(printer)?;
-        interrupt.begin();
         let entry = store.entry();
         let document = Document {
             schema_version: SCHEMA_VERSION,
@@ -122,11 +110,27 @@ impl Session {
             cells: Vec::new(),
             gates: Vec::new(),
             knee: None,
+            remarks: Vec::new(),
             interrupted: false,
             passed: false,
         };
+        let baseline =
+            report.baseline.as_deref().map(|name| find::<T>(name, &document, &store)).transpose()?;
+        for remark in baseline.iter().flat_map(|baseline| &baseline.remarks) {
+            printer.warning(remark);
+        }
+        let problems = store.problems();
+        if !problems.is_empty() && !report.force {
+            return Err(Complaint::failure("the machine is busy, and its numbers would say little")
+                .further(problems)
+                .hint("wait until it is quiet, or give --force: the rows are marked then")
+                .into());
+        }
+        problems.iter().for_each(|problem| printer.warning(problem));
+        let interrupt = Interrupt::install(printer)?;
+        interrupt.begin();
         let (printer, report) = (printer.clone(), report.clone());
-        Ok(Self { printer, interrupt, document, store, report, file_baseline })
+        Ok(Self { printer, interrupt, document, store, report, baseline })
     }
 
     /// Whether the user wants this cell.
@@ -152,9 +156,13 @@ impl Session {
         if !self.report.redo
             && let Some(found) = self.store.fresh::<T>(label, &flags)
         {
-            self.printer.note(&format!("{label}: measured before"));
-            self.document.cells.push(reused(found, flags));
-            return true;
+            let compared = self.baseline.as_ref();
+            if !compared.is_some_and(|baseline| baseline.has(label, found.entry.ts)) {
+                self.printer.note(&format!("{label}: measured before"));
+                self.document.cells.push(reused(found, flags));
+                return true;
+            }
+            self.printer.note(&format!("{label}: measured again, for what is known of it is the baseline"));
         }
         let measured = measure(self);
         if self.interrupt.is_set() {
@@ -169,6 +177,7 @@ impl Session {
             flags,
             figures: Figures::default(),
             samples: Value::Null,
+            beside: None,
             note: None,
         };
         match measured {
@@ -212,20 +221,18 @@ impl Session {
     ///
     /// # Errors
     /// No cell of the baseline is here, or nothing can be written.
-    pub fn finish<T: Table>(mut self, ending: &Ending) -> anyhow::Result<ExitStatus> {
-        if let Some(name) = self.report.baseline.clone() {
-            let baseline = match self.file_baseline.take() {
-                Some(baseline) => baseline,
-                None => self.store.of_commit::<T>(&name),
-            };
+    pub fn finish(mut self, ending: &Ending) -> anyhow::Result<ExitStatus> {
+        if let Some(baseline) = self.baseline.take() {
             let most = self.report.max_regression.unwrap_or(MAX_REGRESSION);
-            let gates = baseline::compare(&baseline, &self.document.cells, ending.guarded, most);
-            if gates.is_empty() && !self.document.interrupted {
-                return Err(Complaint::failure(format!("the baseline `{name}` has none of the cells measured here"))
-                    .hint("it is a file that --out wrote, or a commit that was measured on this machine with the same settings")
-                    .into());
+            let whole = self.report.cells.is_empty() && !self.document.interrupted;
+            let found = baseline.compare(&self.document.cells, ending.guarded, most, whole);
+            let measured = self.document.cells.iter().any(CellResult::has_numbers);
+            if found.gates.is_empty() && measured && !self.document.interrupted {
+                let name = self.report.baseline.as_deref().unwrap_or_default();
+                return Err(nothing_of(name).into());
             }
-            self.document.gates.extend(gates);
+            self.document.gates.extend(found.gates);
+            self.document.remarks.extend(found.remarks);
         }
         self.document.conclude();
         let json = serde_json::to_string(&self.document)?;
@@ -266,6 +273,26 @@ impl Session {
     }
 }
 
+/// What `--baseline` names, if its numbers say something about those that are to come.
+fn find<T: Table>(name: &str, ours: &Document, store: &Store) -> Result<Baseline, Complaint> {
+    let file = Path::new(name);
+    if file.exists() {
+        return baseline::read(file, ours);
+    }
+    if !is_commit(name) {
+        return Err(Complaint::failure(format!("`--baseline {name}` is neither a file nor a commit"))
+            .hint("it is a file that --out wrote, or what a commit begins with"));
+    }
+    let found = store.of_commit::<T>(name)?;
+    if found.cells.is_empty() { Err(nothing_of(name)) } else { Ok(found) }
+}
+
+fn nothing_of(name: &str) -> Complaint {
+    Complaint::failure(format!("the baseline `{name}` has none of the cells measured here")).hint(
+        "it is a file that --out wrote, or a commit that was measured on this machine with the same settings",
+    )
+}
+
 /// Swap in use beyond what may be while something is measured, in MiB.
 fn too_much_swap() -> Option<f64> {
     let state = MachineState::probe();
@@ -282,6 +309,7 @@ fn reused<T: Table>(found: Recorded<T>, flags: Vec<String>) -> CellResult {
         flags,
         figures: entry.figures,
         samples: entry.samples,
+        beside: None,
         note: entry.notes,
     }
 }
@@ -291,8 +319,32 @@ fn now() -> i64 {
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// Whether a file begins as ours do.
+/// Whether a file begins as ours do, or is empty.
 fn is_report(file: &Path) -> bool {
-    let text = std::fs::read_to_string(file).unwrap_or_default();
-    text.is_empty() || text.starts_with("# bench-matrix") || text.starts_with("{\"schema_version\"")
+    let beginnings = [&b"# bench-matrix"[..], b"{\"schema_version\""];
+    let start = output_file::beginning(file, 32);
+    start.is_ok_and(|start| start.is_empty() || beginnings.iter().any(|ours| start.starts_with(ours)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_reports_are_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("out.json");
+        // Weights are no text.
+        for (bytes, expected) in [
+            (&b"# bench-matrix load\n"[..], true),
+            (b"{\"schema_version\":1}", true),
+            (b"", true),
+            (b"\xff\xfe\x00weights", false),
+            (b"{\"other\":1}", false),
+        ] {
+            std::fs::write(&file, bytes).unwrap();
+            assert_eq!(is_report(&file), expected, "{bytes:?}");
+        }
+        assert!(!is_report(Path::new("/dev/zero")));
+    }
 }

@@ -24,6 +24,11 @@ impl Events {
         None
     }
 
+    /// Bytes of the event that has begun.
+    pub fn pending(&self) -> usize {
+        self.data.as_ref().map_or(0, String::len)
+    }
+
     /// What was begun when the stream ended; some servers leave the last blank line out.
     pub fn rest(&mut self) -> Option<String> {
         self.data.take()

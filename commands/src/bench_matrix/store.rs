@@ -1,5 +1,6 @@
 //! Cells in the database of measurements: written as they are measured, and found again.
 
+use std::collections::BTreeSet;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use mlx_bun::checkpoint::environment::Environment;
@@ -8,11 +9,12 @@ use mlx_bun::mlx::cpu::pool::default_threads;
 use mlx_bun::record::{Database, Entry, Figures, Filter, Recorded, Table};
 use serde_json::{Map, Value, json};
 
-use super::baseline::Baseline;
+use super::baseline::{Baseline, Before};
 use super::document::CellResult;
 use crate::args::known;
 use crate::args::numerics::{LeverArgs, Numerics, NumericsArgs};
 use crate::env;
+use crate::error::Complaint;
 use crate::printer::Printer;
 use crate::recorder::{Recorder, levers};
 
@@ -96,6 +98,7 @@ impl Store {
         entry.flags = Value::Object(of_row);
         entry.stack.clone_from(&self.stack);
         entry.notes.clone_from(&cell.note);
+        (entry.ts, entry.forced) = (cell.measured_at, cell.forced);
         entry.threads = numerics.cpu_kernels.then(|| numerics.threads.unwrap_or_else(default_threads) as u64);
         self.recorder.record(&entry, row);
     }
@@ -122,21 +125,39 @@ impl Store {
         })
     }
 
-    /// What a commit measured on this machine with the same settings, the newest of each cell.
-    pub fn of_commit<T: Table>(&self, commit: &str) -> Baseline {
+    /// What a commit measured on this machine with the same settings, the newest of each cell. A lever that only slows
+    /// things down, for a test of this comparison, is no setting.
+    ///
+    /// # Errors
+    /// The text stands for several commits.
+    pub fn of_commit<T: Table>(&self, commit: &str) -> Result<Baseline, Complaint> {
         let ours = self.entry();
         let filter = Filter { commit: Some(commit.to_owned()), ..self.filter(&ours, None) };
         let rows = self.database.as_ref().and_then(|database| database.select::<T>(&filter).ok());
-        let mut found = Baseline::new();
-        for row in rows.unwrap_or_default() {
-            let comparable = row.entry.machine_key == ours.machine_key
+        let settings = Value::Object(without_delay(&self.settings));
+        let mut rows = rows.unwrap_or_default();
+        rows.retain(|row| {
+            row.entry.machine_key == ours.machine_key
                 && row.entry.build == ours.build
-                && row.entry.flags["settings"] == Value::Object(self.settings.clone());
-            if comparable && !found.iter().any(|(label, _)| *label == row.entry.label) {
-                found.push((row.entry.label, row.entry.figures));
+                && row.entry.flags["settings"] == settings
+        });
+        let hash = |row: &Recorded<T>| {
+            row.entry.commit_sha.as_ref().map(|commit| commit.trim_end_matches("-dirty").to_owned())
+        };
+        let commits: BTreeSet<String> = rows.iter().filter_map(hash).collect();
+        if commits.len() > 1 {
+            let names: Vec<&str> = commits.iter().map(String::as_str).collect();
+            return Err(Complaint::failure(format!("`--baseline {commit}` stands for several commits"))
+                .hint(format!("write more of one: {}", names.join(", "))));
+        }
+        let mut found = Baseline::default();
+        for row in rows {
+            let Entry { label, figures, forced, ts: measured_at, .. } = row.entry;
+            if !found.cells.iter().any(|before| before.label == label) {
+                found.cells.push(Before { label, figures, forced, measured_at });
             }
         }
-        found
+        Ok(found)
     }
 
     fn filter(&self, ours: &Entry, label: Option<&str>) -> Filter {
@@ -149,6 +170,15 @@ impl Store {
             ..Filter::default()
         }
     }
+}
+
+/// Settings without the lever that lets decode steps sleep.
+fn without_delay(settings: &Map<String, Value>) -> Map<String, Value> {
+    let mut settings = settings.clone();
+    if let Some(Value::Object(levers)) = settings.get_mut("environment") {
+        levers.remove(env::MLX_BUN_DEBUG_STEP_DELAY_MS);
+    }
+    settings
 }
 
 /// Flags without the names of temporary folders.

@@ -4,11 +4,17 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::{fs, io};
 
+use crate::child::GuardedFolder;
+
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
-/// An empty folder among the system's temporary ones; removed with what is in it when dropped.
+/// An empty folder among the system's temporary ones; removed with what is in it when dropped, and when this process is
+/// gone.
 #[derive(Debug)]
-pub struct TempFolder(PathBuf);
+pub struct TempFolder {
+    path: PathBuf,
+    _guard: Option<GuardedFolder>,
+}
 
 impl TempFolder {
     /// Makes one.
@@ -20,7 +26,8 @@ impl TempFolder {
             let count = COUNT.fetch_add(1, Ordering::Relaxed);
             let path = std::env::temp_dir().join(format!("mlx-bun-bench-{}-{count}", std::process::id()));
             match fs::create_dir(&path) {
-                Ok(()) => return Ok(Self(path)),
+                // Without a guard it stays behind when this process is killed, and nothing worse.
+                Ok(()) => return Ok(Self { _guard: GuardedFolder::guard(&path).ok(), path }),
                 // Left behind by a process of the same number.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => {
@@ -33,14 +40,14 @@ impl TempFolder {
 
     /// Where it is.
     pub fn path(&self) -> &Path {
-        &self.0
+        &self.path
     }
 }
 
 impl Drop for TempFolder {
     fn drop(&mut self) {
         // What cannot be removed is left to the system.
-        let _ = fs::remove_dir_all(&self.0);
+        let _ = fs::remove_dir_all(&self.path);
     }
 }
 

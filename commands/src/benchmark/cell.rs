@@ -107,9 +107,21 @@ impl Measured {
         }
     }
 
-    /// Most bytes that MLX held.
+    /// Most bytes at once; see [`Trial::peak_bytes`].
     pub fn peak_bytes(&self) -> u64 {
         self.trials.iter().map(|trial| trial.peak_bytes).max().unwrap_or(0)
+    }
+
+    /// Most bytes that MLX held.
+    pub fn mlx_peak_bytes(&self) -> u64 {
+        self.trials.iter().map(|trial| trial.mlx_peak_bytes).max().unwrap_or(0)
+    }
+
+    /// By which fraction mlx-lm's count makes generation look faster: it counts all tokens in the time of all but the
+    /// first.
+    pub fn excess(&self) -> Option<f64> {
+        let steps = self.cell.generation.checked_sub(1).filter(|steps| *steps > 0)?;
+        Some(1.0 / steps as f64)
     }
 
     /// The share of the measured bandwidth that decoding used; steps without the first, which the prompt pays for.
@@ -135,6 +147,7 @@ impl Measured {
             figures.add(&format!("{name}_sd"), statistics.sd, unit);
         }
         figures.add("peak_bytes", self.peak_bytes() as f64, "bytes");
+        figures.add("mlx_peak_bytes", self.mlx_peak_bytes() as f64, "bytes");
         figures.add("bytes_per_token", self.bytes_per_token, "bytes");
         figures.add("batch", self.cell.batch as f64, "");
         if let Some(roofline) = self.roofline {
@@ -168,6 +181,7 @@ pub mod tests {
             prompt_seconds,
             generation_seconds,
             peak_bytes: 1000,
+            mlx_peak_bytes: 400,
         };
         Measured {
             cell,
@@ -196,9 +210,11 @@ pub mod tests {
         assert!((measured.bandwidth_share().unwrap() - 0.5).abs() < 1e-9);
         let figures = measured.figures();
         assert_eq!(figures.get("generation_tps"), Some(22.0));
+        assert_eq!((figures.get("peak_bytes"), figures.get("mlx_peak_bytes")), (Some(1000.0), Some(400.0)));
+        assert_eq!(measured.excess(), Some(0.1));
         assert!((figures.get("bandwidth_share").unwrap() - 50.0).abs() < 1e-9);
         let one = Measured { cell: Cell { generation: 1, ..measured.cell }, ..measured };
         assert!(one.generation_rates().is_empty() && one.bandwidth_share().is_none());
-        assert_eq!(one.first_tokens().len(), 3);
+        assert_eq!((one.first_tokens().len(), one.excess()), (3, None));
     }
 }

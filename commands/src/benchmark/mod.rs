@@ -35,7 +35,7 @@ use crate::session::prefill_step_size;
 use cell::{Cell, Measured, Roofline};
 use list::{KvList, List};
 pub use report::quoted;
-use report::{Format, Report};
+use report::{Format, NOTICEABLE, Report};
 use trial::{KV_GROUP, Random};
 
 const MOST_TOKENS: u64 = 1_000_000;
@@ -194,7 +194,7 @@ pub fn run(args: &BenchmarkArgs, printer: &Printer) -> anyhow::Result<ExitStatus
     let format = if args.json { Format::Json } else { args.output };
     let mut report = Report::new(printer.stdout(), format, args.roofline);
     let bar = printer.progress("Measuring", total as u64 * u64::from(trials));
-    let mut told = false;
+    let (mut told, mut short) = (false, false);
     for (threads, cells) in matrix {
         let numerics = args.levers.resolve(threads, &mut Vec::new());
         let bench = Bench::load(args, name.as_deref(), numerics, printer)?;
@@ -224,6 +224,7 @@ pub fn run(args: &BenchmarkArgs, printer: &Printer) -> anyhow::Result<ExitStatus
                 let entry = recorder.entry(&cell.label(), measured.figures(), measured.raw());
                 recorder.record(&entry, &bench.row(&measured));
                 report.add(&bench.path, &measured, &entry)?;
+                short |= measured.excess().is_some_and(|excess| excess > NOTICEABLE);
             }
             if !whole {
                 report.finish()?;
@@ -234,6 +235,9 @@ pub fn run(args: &BenchmarkArgs, printer: &Printer) -> anyhow::Result<ExitStatus
     }
     drop(bar);
     report.finish()?;
+    if short {
+        printer.note("(+N %): mlx-lm counts all tokens in the time of all but the first, which shows where -g is small");
+    }
     Ok(ExitStatus::Success)
 }
 

@@ -1,7 +1,6 @@
 //! What came of a run: a table, a JSON object, rows of the database.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::Write as _;
 use std::path::Path;
 use std::time::Duration;
@@ -20,6 +19,7 @@ use super::identity::Identity;
 use super::likelihood::figures;
 use super::settings::{Kind, Plan, Settings};
 use crate::output::SCHEMA_VERSION;
+use crate::output_file;
 use crate::printer::Printer;
 use crate::recorder::{Recorder, recorded_path};
 use crate::table::write_table;
@@ -292,7 +292,8 @@ impl Report {
 
 /// Whether a file is a result of this verb.
 pub fn is_result(file: &Path) -> bool {
-    let text = fs::read_to_string(file).unwrap_or_default();
-    let value: Value = serde_json::from_str(&text).unwrap_or_default();
-    value.get("kind").is_some_and(|kind| kind == RESULT)
+    // `kind` comes first.
+    let start = output_file::beginning(file, 64).unwrap_or_default();
+    let start: String = String::from_utf8_lossy(&start).split_whitespace().collect();
+    start.starts_with(&format!("{{\"kind\":\"{RESULT}\""))
 }

@@ -14,7 +14,11 @@ use crate::args::Warnings;
 use crate::args::kv_cache::KvCache;
 use crate::args::numerics::Numerics;
 use crate::error::Complaint;
+use crate::input_file;
 use crate::recorder::levers;
+
+/// Bytes of a file of rows at most, which is also what reading its rows allows.
+const MOST_ROWS: u64 = 1 << 30;
 
 /// Questions of gsm8k in a smoke test.
 const SMOKE_QUESTIONS: usize = 50;
@@ -165,9 +169,7 @@ impl Settings {
     pub fn of_task(&self, plan: &Plan) -> Result<Map<String, Value>, Complaint> {
         let data = match &plan.rows {
             Some(rows) => {
-                let bytes = std::fs::read(&rows.path).map_err(|error| {
-                    Complaint::failure(format!("cannot read {}: {error}", rows.path.display()))
-                })?;
+                let bytes = input_file::read(&rows.path, MOST_ROWS)?;
                 let digest: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
                 json!({"file": rows.path.file_name().map(|name| name.to_string_lossy()), "sha256": digest})
             }

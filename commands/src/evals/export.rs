@@ -81,18 +81,23 @@ fn lines(rows: &[Measurement]) -> Vec<Line<'_>> {
         .collect()
 }
 
-/// Writes comma-separated values (RFC 4180).
+/// Writes comma-separated values.
 ///
 /// # Errors
 /// The file cannot be written.
 pub fn csv(rows: &[Measurement], file: &Path) -> anyhow::Result<()> {
+    Ok(write_bytes_atomically(file, csv_text(rows).as_bytes())?)
+}
+
+/// Comma-separated values (RFC 4180).
+pub fn csv_text(rows: &[Measurement]) -> String {
     let mut text = format!("{},{},value\n", INTEGERS.join(","), TEXTS.join(","));
     for line in lines(rows) {
         let integers = line.integers().map(|value| value.to_string());
         let texts = line.texts().map(|value| quoted(&value));
         text.push_str(&format!("{},{},{}\n", integers.join(","), texts.join(","), line.figure.value));
     }
-    Ok(write_bytes_atomically(file, text.as_bytes())?)
+    text
 }
 
 /// Writes a Parquet file.

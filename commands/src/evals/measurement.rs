@@ -1,12 +1,14 @@
 //! Rows of all tables in one shape: what they share, which model it was, and their numbers by name.
 
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mlx_bun::record::{Cell, Figures};
 use mlx_bun::record::{
     CellKind, Database, Entry, Figure, Filter, LoadRun, QualityRun, RecordError, Recorded, Run, Table,
 };
 use serde_json::Value;
+
+use crate::recorder::{is_slowed, model_name};
 
 /// A row of any table.
 #[derive(Clone, Debug)]
@@ -66,19 +68,9 @@ impl Measurement {
         }
     }
 
-    /// The model's name without its place: the file's, the folder's, or the repository's for a snapshot of the hub.
+    /// The model's name without its place.
     pub fn model_name(&self) -> String {
-        let path = Path::new(&self.model);
-        let repo = path
-            .components()
-            .filter_map(|part| part.as_os_str().to_str()?.strip_prefix("models--"))
-            .next_back();
-        match repo {
-            Some(repo) => repo.replacen("--", "/", 1),
-            None => path
-                .file_name()
-                .map_or_else(|| self.model.clone(), |name| name.to_string_lossy().into_owned()),
-        }
+        model_name(&self.model)
     }
 
     /// The commit, as short as people write it.
@@ -93,9 +85,28 @@ impl Measurement {
 
     /// Rows with the same one measured the same thing: verb, model, cell, and levers that were active.
     pub fn key(&self) -> String {
+        let flags: Vec<String> =
+            self.flags().into_iter().map(|(name, value)| format!("{name}={value}")).collect();
+        [self.cell_key(), flags.join(" ")].join("\u{1f}")
+    }
+
+    /// Rows with the same one look alike, but for their flags.
+    fn cell_key(&self) -> String {
         let entry = &self.entry;
-        [entry.stack.as_str(), &entry.verb, &self.model_name(), &entry.label, &entry.flags.to_string()]
-            .join("\u{1f}")
+        [entry.stack.as_str(), &entry.verb, &self.model_name(), &entry.label].join("\u{1f}")
+    }
+
+    /// The flags and levers, each by its path, but for the file of the program, which the commit stands for.
+    fn flags(&self) -> BTreeMap<String, String> {
+        let mut found = BTreeMap::new();
+        flatten("", &self.entry.flags, &mut found);
+        found.remove(EXECUTABLE);
+        found
+    }
+
+    /// Whether something slowed it down on purpose, so that its numbers say nothing about the program.
+    pub fn is_debugged(&self) -> bool {
+        is_slowed(&self.entry.flags)
     }
 
     /// The numbers that people look at: no spread of others, no settings.
@@ -108,6 +119,39 @@ impl Measurement {
         })
     }
 }
+
+/// What tells each row's flags from those of others here that look like it: `cpu_precision=exact`; nothing where there
+/// are no such others.
+pub fn distinctions(rows: &[&Measurement]) -> Vec<String> {
+    let all: Vec<_> = rows.iter().map(|row| (row.cell_key(), row.flags())).collect();
+    // Of rows that look alike: the flags of the first, and the names of those that some other has otherwise.
+    let mut groups: BTreeMap<&str, (&BTreeMap<String, String>, BTreeSet<&String>)> = BTreeMap::new();
+    for (key, flags) in &all {
+        let (first, differing) = groups.entry(key).or_insert_with(|| (flags, BTreeSet::new()));
+        let names = first.keys().chain(flags.keys());
+        differing.extend(names.filter(|name| first.get(*name) != flags.get(*name)));
+    }
+    let text = |(key, flags): &(String, BTreeMap<String, String>)| {
+        let names = groups.get(key.as_str()).into_iter().flat_map(|(_, differing)| differing);
+        let value = |name: &&String| flags.get(*name).map_or("-", String::as_str);
+        names.map(|name| format!("{name}={}", value(name))).collect::<Vec<_>>().join(" ")
+    };
+    all.iter().map(text).collect()
+}
+
+/// The leaves of a value, by their paths; what is null is not there.
+fn flatten(path: &str, value: &Value, into: &mut BTreeMap<String, String>) {
+    let below = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
+    match value {
+        Value::Null => {}
+        Value::Object(fields) => fields.iter().for_each(|(name, value)| flatten(&below(name), value, into)),
+        Value::String(text) => drop(into.insert(path.to_owned(), text.clone())),
+        other => drop(into.insert(path.to_owned(), other.to_string())),
+    }
+}
+
+/// A flag that says which file the program was.
+const EXECUTABLE: &str = "executable";
 
 /// Columns that say what was asked for.
 const SETTINGS: [&str; 9] = [
@@ -161,7 +205,10 @@ pub fn shown(figure: &Figure) -> String {
 
 #[cfg(test)]
 pub mod tests {
+    use std::path::Path;
+
     use mlx_bun::record::Database;
+    use serde_json::json;
 
     use super::*;
 
@@ -213,6 +260,43 @@ pub mod tests {
         assert_eq!(names, ["generation_tps", "peak_bytes"]);
         assert_eq!(rows[3].figures.get("pct"), Some(50.0));
         assert_eq!(select(&database, &Filter { limit: Some(2), ..Filter::default() }).unwrap().len(), 2);
+    }
+
+    fn with_flags(flags: Value) -> Measurement {
+        let entry = Entry { verb: "benchmark".to_owned(), label: "x".to_owned(), flags, ..Entry::default() };
+        let (figures, raw) = (Figures::default(), Value::Null);
+        Measurement { table: "runs", entry, model: "m".to_owned(), figures, raw }
+    }
+
+    #[test]
+    fn rows_that_look_alike_are_told_apart_by_their_flags() {
+        let rows = [
+            with_flags(json!({"l1": false, "settings": {"batch": 4}, "executable": "1"})),
+            with_flags(json!({"l1": true, "settings": {"batch": 4}, "executable": "2"})),
+            with_flags(json!({"l1": false, "settings": {"batch": 4, "words": 30}, "executable": "3"})),
+        ];
+        assert_eq!(
+            distinctions(&rows.iter().collect::<Vec<_>>()),
+            ["l1=false settings.words=-", "l1=true settings.words=-", "l1=false settings.words=30"]
+        );
+        assert_eq!(distinctions(&[&rows[0]]), [""]);
+        // Another build of the same is the same cell; other flags are another one.
+        let built_again = with_flags(json!({"l1": false, "settings": {"batch": 4}, "executable": "9"}));
+        assert_eq!(rows[0].key(), built_again.key());
+        assert_ne!(rows[0].key(), rows[1].key());
+    }
+
+    #[test]
+    fn what_was_slowed_down_on_purpose_is_seen_wherever_it_says_so() {
+        for flags in [
+            json!({"MLX_BUN_DEBUG_STEP_DELAY_MS": "20"}),
+            json!({"settings": {"environment": {"MLX_BUN_DEBUG_STEP_DELAY_MS": "20"}}}),
+            json!({"b": {"environment": [["MLX_BUN_DEBUG_STEP_DELAY_MS", "20"]]}}),
+        ] {
+            assert!(with_flags(flags.clone()).is_debugged(), "{flags}");
+        }
+        let usual = json!({"l1": true, "environment": {"MLX_BUN_CPU_ISA": "avx2"}});
+        assert!(!with_flags(usual).is_debugged());
     }
 
     #[test]

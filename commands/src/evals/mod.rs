@@ -21,7 +21,7 @@ use crate::output::SCHEMA_VERSION;
 use crate::output_file;
 use crate::printer::Printer;
 use crate::table::write_table;
-use measurement::{Measurement, select, shown};
+use measurement::{Measurement, distinctions, select, shown};
 
 /// Rows of the list, unless asked otherwise.
 const LIMIT: usize = 20;
@@ -107,11 +107,11 @@ struct ListArgs {
     #[arg(long, conflicts_with = "raw", help_heading = "Output")]
     json: bool,
 
-    /// Write a line a number to a CSV file
+    /// Write a line a number to a CSV file; `-` is standard output
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     csv: Option<PathBuf>,
 
-    /// Write a line a number to a Parquet file
+    /// Write a line a number to a Parquet file, which has to be one
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     parquet: Option<PathBuf>,
 
@@ -207,7 +207,21 @@ pub fn run(args: &EvalsArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
 }
 
 fn list(args: &ListArgs, rows: &[Measurement], printer: &Printer) -> anyhow::Result<ExitStatus> {
-    if let Some(file) = &args.csv {
+    let to_stdout = |file: &&PathBuf| file.as_os_str() == "-";
+    if args.parquet.as_ref().is_some_and(|file| to_stdout(&file)) {
+        return Err(Complaint::usage("`--parquet -`: Parquet goes into a file only")
+            .hint("name a file, or use `--csv -`")
+            .into());
+    }
+    if args.csv.as_ref().is_some_and(|file| to_stdout(&file)) {
+        if args.raw || args.json {
+            return Err(
+                Complaint::usage("`--csv -` takes standard output, and so do --raw and --json").into()
+            );
+        }
+        printer.stdout().write_all(export::csv_text(rows).as_bytes())?;
+    }
+    if let Some(file) = args.csv.as_ref().filter(|file| !to_stdout(file)) {
         output_file::check(file, ".csv file", |file| has_extension(file, "csv"))?;
         export::csv(rows, file)?;
     }
@@ -244,7 +258,7 @@ fn object(row: &Measurement, raw: bool) -> Value {
 }
 
 fn table(out: &mut impl Write, rows: &[Measurement]) -> std::io::Result<()> {
-    let line = |row: &Measurement| {
+    let line = |(row, flags): (&Measurement, String)| {
         let figures: Vec<_> =
             row.main_figures().map(|(name, figure)| format!("{name} {}", shown(figure))).collect();
         let quiet = if row.entry.forced { "*" } else { "" };
@@ -256,10 +270,12 @@ fn table(out: &mut impl Write, rows: &[Measurement]) -> std::io::Result<()> {
             row.entry.machine_key.clone(),
             row.commit(),
             figures.join("; "),
+            flags,
         ]
     };
-    let lines: Vec<_> = rows.iter().map(line).collect();
-    write_table(out, ["TIME", "VERB", "MODEL", "CELL", "MACHINE", "COMMIT", "FIGURES"], &[], &lines)
+    let flags = distinctions(&rows.iter().collect::<Vec<_>>());
+    let lines: Vec<_> = rows.iter().zip(flags).map(line).collect();
+    write_table(out, ["TIME", "VERB", "MODEL", "CELL", "MACHINE", "COMMIT", "FIGURES", "FLAGS"], &[], &lines)
 }
 
 fn compared(args: &CompareArgs, database: &Database, printer: &Printer) -> anyhow::Result<ExitStatus> {
@@ -302,10 +318,11 @@ fn compared(args: &CompareArgs, database: &Database, printer: &Printer) -> anyho
 
 fn reported(args: &ReportArgs, database: &Database, printer: &Printer) -> anyhow::Result<ExitStatus> {
     output_file::check(&args.out, "page of this verb", |file| {
-        std::fs::read_to_string(file).is_ok_and(|text| text.starts_with(report::NOTICE))
+        output_file::beginning(file, report::NOTICE.len() as u64)
+            .is_ok_and(|text| text == report::NOTICE.as_bytes())
     })?;
     let mut rows = select(database, &args.filter.filter(None))?;
-    rows.retain(|row| args.debug_builds || row.entry.build != "debug");
+    rows.retain(|row| (args.debug_builds || row.entry.build != "debug") && !row.is_debugged());
     if rows.is_empty() {
         return Err(Complaint::failure("there is nothing to report").hint("measure something first").into());
     }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use mlx_bun::record::{MachineIdentity, shown_time};
 
-use super::measurement::{Measurement, shown};
+use super::measurement::{Measurement, distinctions, shown};
 
 /// How the page begins; a file that does not is not replaced.
 pub const NOTICE: &str = "<!-- Written by `mlx-bun evals report`; measure again instead of editing. -->\n";
@@ -16,7 +16,7 @@ pub const NOTICE: &str = "<!-- Written by `mlx-bun evals report`; measure again 
 /// None; writing to a string cannot fail.
 pub fn page(rows: &[Measurement]) -> Result<String, std::fmt::Error> {
     let mut newest: BTreeMap<(&str, String), &Measurement> = BTreeMap::new();
-    for row in rows {
+    for row in rows.iter().filter(|row| !row.is_debugged()) {
         newest.entry((&row.entry.machine_key, row.key())).or_insert(row);
     }
     let mut machines: BTreeMap<&str, Vec<&Measurement>> = BTreeMap::new();
@@ -27,17 +27,21 @@ pub fn page(rows: &[Measurement]) -> Result<String, std::fmt::Error> {
     page.push_str(
         "The newest measurement of each cell, from the database that `benchmark`, `bench-matrix`, `ab`, `eval` and \
          `perplexity` write. Rates are medians of the trials. A `+` behind a commit says that its sources had \
-         changes; a `*` behind a date that the machine was busy, so that only ratios of neighbours mean anything.\n",
+         changes; a `*` behind a date that the machine was busy, so that only ratios of neighbours mean anything. *flags* \
+         has what tells rows of the same cell apart. Rows that a debugging lever slowed down are left out.\n",
     );
     for (key, mut rows) in machines {
         write!(page, "\n## {}\n\n", if key.is_empty() { "Unknown machine" } else { key })?;
         if let Some(row) = rows.first() {
             writeln!(page, "{}", described(row))?;
         }
-        page.push_str("\n| verb | model | cell | figures | stack | commit | MLX | machine | date |\n");
-        page.push_str("| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n");
+        page.push_str(
+            "\n| verb | model | cell | flags | figures | stack | commit | MLX | machine | date |\n",
+        );
+        page.push_str("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n");
         rows.sort_by_cached_key(|row| (row.entry.verb.clone(), row.model_name(), natural(&row.entry.label)));
-        for row in rows {
+        let flags = distinctions(&rows);
+        for (row, flags) in rows.into_iter().zip(flags) {
             let entry = &row.entry;
             let figures: Vec<_> =
                 row.main_figures().map(|(name, figure)| format!("{name} {}", shown(figure))).collect();
@@ -45,6 +49,7 @@ pub fn page(rows: &[Measurement]) -> Result<String, std::fmt::Error> {
                 entry.verb.clone(),
                 row.model_name(),
                 entry.label.clone(),
+                flags,
                 figures.join("; "),
                 entry.stack.clone(),
                 row.commit(),
@@ -109,6 +114,7 @@ fn with_defaults(row: &Measurement) -> serde_json::Value {
 #[cfg(test)]
 mod tests {
     use mlx_bun::record::Filter;
+    use serde_json::json;
 
     use super::super::measurement::{select, tests::database};
     use super::*;
@@ -125,6 +131,24 @@ mod tests {
         assert!(numbers[0].contains("generation_tps 12.00 tok/s; peak_bytes 2.00 GB"), "{page}");
         assert!(numbers.iter().all(|line| line.contains("bbbb2222") && line.contains("| m")), "{page}");
         assert!(page.contains("A | B, 2 threads, 8 GiB of memory."), "{page}");
+    }
+
+    #[test]
+    fn settings_are_told_apart_and_debugging_is_no_measurement() {
+        let folder = tempfile::tempdir().unwrap();
+        let rows = select(&database(folder.path()), &Filter::default()).unwrap();
+        let with = |flags: serde_json::Value| {
+            let mut row = rows[0].clone();
+            row.entry.flags = flags;
+            row
+        };
+        let (exact, auto) = (json!({"cpu_precision": "exact"}), json!({"cpu_precision": "auto"}));
+        let slowed = json!({"cpu_precision": "auto", "MLX_BUN_DEBUG_STEP_DELAY_MS": "20"});
+        let page = page(&[with(slowed), with(exact), with(auto)]).unwrap();
+        assert!(!page.contains("DEBUG"), "{page}");
+        for flags in ["| cpu_precision=exact |", "| cpu_precision=auto |"] {
+            assert_eq!(page.matches(flags).count(), 1, "{page}");
+        }
     }
 
     #[test]

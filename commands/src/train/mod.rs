@@ -30,6 +30,7 @@ use serde_json::json;
 use self::metrics::Metrics;
 use self::prepare::{Base, Data};
 use self::settings::{Settings, config_record};
+use crate::allocator;
 use crate::error::Complaint;
 use crate::exit::ExitStatus;
 use crate::interrupt::Interrupt;
@@ -44,6 +45,7 @@ pub fn run(args: &TrainArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
     if let Some(TrainAction::Plot(args)) = &args.action {
         return plot::run(args, printer);
     }
+    allocator::keep_little();
     let interrupt = Interrupt::install(printer)?;
     let mut warnings = Vec::new();
     let mut settings = Settings::resolve(args, &mut warnings)?;
@@ -96,6 +98,7 @@ pub fn run(args: &TrainArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
             settings.tuning.name(),
             dry_run::shown_ranks(trainer.parameters())
         ));
+        interrupt.wait_for_work();
         train(&settings, &base, &mut trainer, &output, &interrupt, printer)?
     };
     if let Outcome::NotFinite { iteration } = outcome {

@@ -1,8 +1,9 @@
 """Runs one untrusted program: walls up first, then the program, then the verdict.
 
 Reads {"program", "nonce", "folder", "memory", "seconds", "walls", "namespaces"} from standard input. Writes one JSON line
-with the nonce to standard output, after an empty one once it is ready; a program that ends the process itself gives none. Knows Linux and macOS; what this
-system lacks is left out, and the caller finds out with a program that tries to get through.
+with the nonce to standard output, after an empty one once it is ready; a program that ends the process itself gives
+none. Knows Linux and macOS; what this system lacks is left out, and the caller finds out with a program that tries to get
+through.
 """
 
 import ctypes
@@ -11,6 +12,8 @@ import json
 import os
 import platform
 import resource
+import signal
+import stat
 import struct
 import sys
 
@@ -31,22 +34,36 @@ def read_only_mounts(libc, folder):
     fail_if(libc.mount(b"tmpfs", path, b"tmpfs", ctypes.c_ulong(MS_NOSUID | MS_NODEV), b"size=32m,mode=700"), "tmpfs")
 
 
+def readable():
+    """What an interpreter needs: its own folders, the system's libraries, and sources of nothing and of noise."""
+    folders = {sys.prefix, sys.base_prefix, sys.exec_prefix, *filter(os.path.isabs, sys.path)}
+    folders.update(filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")))
+    folders.update(("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/dev/urandom", "/dev/zero"))
+    # An interpreter at the root of everything would let everything be read.
+    return sorted(folder for folder in folders if os.path.exists(folder) and os.path.realpath(folder) != "/")
+
+
 def landlock(libc, folder):
-    """Files are written below `folder` only, no TCP, no signals to other processes (Documentation/userspace-api/landlock.rst)."""
+    """Files are read where Python is and in `folder`, and written there only; no TCP, no signals to other processes (Documentation/userspace-api/landlock.rst)."""
     CREATE, ADD_RULE, RESTRICT = 444, 445, 446
     version = libc.syscall(CREATE, None, ctypes.c_size_t(0), 1)
     if version < 1:
         return
-    WRITE_FILE = 1 << 1
+    WRITE_FILE, READ_FILE, READ_DIR = 1 << 1, 1 << 2, 1 << 3
     writes = WRITE_FILE | sum(1 << bit for bit in range(4, 13))
     writes |= (1 << 13 if version >= 2 else 0) | (1 << 14 if version >= 3 else 0)
-    words = [writes, 3 if version >= 4 else 0, 3 if version >= 6 else 0]
+    every = writes | READ_FILE | READ_DIR
+    words = [every, 3 if version >= 4 else 0, 3 if version >= 6 else 0]
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     attributes = ctypes.create_string_buffer(struct.pack("QQQ", *words), 24)
     ruleset = libc.syscall(CREATE, attributes, ctypes.c_size_t(size), 0)
     fail_if(ruleset < 0, "landlock")
-    for path, allowed in ((folder, writes), ("/dev/null", WRITE_FILE)):
+    rules = [(folder, every), ("/dev/null", WRITE_FILE | READ_FILE)]
+    rules += [(path, READ_FILE | READ_DIR) for path in readable()]
+    for path, allowed in rules:
         handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        if not stat.S_ISDIR(os.fstat(handle).st_mode):
+            allowed &= WRITE_FILE | READ_FILE
         rule = ctypes.create_string_buffer(struct.pack("=Qi", allowed, handle), 12)
         fail_if(libc.syscall(ADD_RULE, ruleset, 1, rule, 0), "landlock rule")
         os.close(handle)
@@ -54,15 +71,16 @@ def landlock(libc, folder):
     os.close(ruleset)
 
 
-# Sockets; processes; signals; other processes' memory; mounts and namespaces; kernel interfaces of a wide surface;
-# changes to files that are no writes. The same order in both columns is not needed.
+# Sockets; processes; signals; other processes' memory, limits, priorities and processors; memory and messages that
+# outlive a process; mounts and namespaces; kernel interfaces of a wide surface; changes to files that are no writes. The same order in both columns is not needed.
 SHARED = [424, 425, 426, 427, 428, 429, 430, 431, 432, 433, 434, 438, 442, 452, 463, 465]
 DENIED = {
     "x86_64": (0xC000003E, 56, [
         41, 42, 43, 44, 46, 49, 50, 53, 288, 307,
         57, 58, 59, 322,
         62, 129, 200, 234, 297,
-        101, 310, 311, 312,
+        101, 310, 311, 312, 302, 203, 141, 142, 144, 251, 314, 256, 279,
+        29, 30, 31, 64, 65, 66, 68, 69, 70, 71, 220, 240, 241, 319,
         155, 165, 166, 161, 272, 308,
         169, 170, 171, 175, 176, 246, 248, 249, 250, 298, 304, 313, 320, 321, 323,
         90, 91, 92, 93, 94, 132, 188, 189, 190, 197, 198, 199, 235, 260, 261, 268, 280,
@@ -71,7 +89,8 @@ DENIED = {
         198, 199, 200, 201, 202, 203, 206, 211, 242, 269,
         221, 281,
         129, 130, 131, 138, 240,
-        117, 270, 271, 272,
+        117, 270, 271, 272, 261, 122, 140, 118, 119, 30, 274, 238, 239,
+        194, 195, 196, 190, 191, 192, 193, 186, 187, 188, 189, 180, 181, 279,
         39, 40, 41, 51, 97, 268,
         104, 105, 106, 142, 161, 162, 217, 218, 219, 241, 265, 273, 280, 282, 294,
         5, 6, 7, 14, 15, 16, 52, 53, 54, 55, 88,
@@ -155,6 +174,8 @@ def main():
         except Exception as error:
             verdict["broken"] = f"{type(error).__name__}: {error}"[:300]
         else:
+            # Ends a program that only waits when nobody is left to end it.
+            signal.alarm(config["seconds"] + 2)
             try:
                 exec(program, {})
                 verdict["passed"] = True

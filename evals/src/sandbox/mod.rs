@@ -1,10 +1,10 @@
 //! Runs Python that a model wrote in a process of its own, which can do no harm.
 //!
 //! The process is an isolated interpreter with a folder of its own; [`Limits`] bound its time, memory, files. Walls keep
-//! it from the network, from other processes and from writing anywhere else: on Linux Landlock and a seccomp filter,
-//! inside user, mount, network and process namespaces where those may be made; on macOS a `sandbox-exec` profile.
-//! Whether they hold on this machine is tried out with a program that pushes against each ([`Sandbox::find`]). The
-//! program may read what the user may read, and has nobody to tell.
+//! it from the network, from other processes, from writing anywhere else and (on Linux) from reading what Python itself
+//! does not need: on Linux Landlock and a seccomp filter, inside user, mount, network and process namespaces where those
+//! may be made; on macOS a `sandbox-exec` profile. Whether they hold on this machine is tried out with a program that
+//! pushes against each ([`Sandbox::find`]). A program dies with this process.
 
 mod probe;
 
@@ -236,6 +236,7 @@ impl Sandbox {
             }
             Walls::Kernel | Walls::None => Command::new(&self.python),
         };
+        die_with_us(&mut command);
         command.args(["-I", "-B", "-c", DRIVER]).current_dir(folder);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         command.env_clear().env("OPENBLAS_NUM_THREADS", "1").env("TMPDIR", folder).env("HOME", folder);
@@ -247,6 +248,23 @@ impl Sandbox {
         command
     }
 }
+
+/// A process that outlived us would go on with nobody to end it. It also ends with the thread that starts it, which
+/// waits for it.
+#[cfg(target_os = "linux")]
+fn die_with_us(command: &mut Command) {
+    use std::os::unix::process::CommandExt as _;
+    // SAFETY: between fork and exec only a system call is made.
+    unsafe {
+        command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        });
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn die_with_us(_command: &mut Command) {}
 
 /// Everything may be read, nothing sent, and files are written in one folder.
 fn profile(folder: &Path) -> String {

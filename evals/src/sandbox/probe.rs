@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{Outcome, Sandbox};
+use super::{Outcome, Sandbox, Walls};
 
 /// Pushes against each wall; what gives way is an error. `OUTSIDE` is a file in a folder of its caller.
 const PROGRAM: &str = r#"
@@ -28,6 +28,8 @@ must_fail("the network can be reached", send)
 must_fail("processes can be made", fork)
 must_fail("files can be written outside", lambda: open(OUTSIDE, "w"))
 must_fail("files can be removed outside", lambda: os.remove(PRESENT))
+if READS_ARE_WALLED:
+    must_fail("files can be read outside", lambda: open(PRESENT))
 with open("inside", "w") as file:
     file.write("x")
 "#;
@@ -41,7 +43,8 @@ pub(super) fn holds(sandbox: &Sandbox) -> Result<(), String> {
     let present = outside.path().join("present");
     std::fs::write(&present, "x").map_err(|error| error.to_string())?;
     let (absent, present) = (json!(outside.path().join("absent")), json!(present));
-    let program = format!("OUTSIDE = {absent}\nPRESENT = {present}\n{PROGRAM}");
+    let walled = if matches!(sandbox.walls, Walls::Namespaces | Walls::Kernel) { "True" } else { "False" };
+    let program = format!("OUTSIDE = {absent}\nPRESENT = {present}\nREADS_ARE_WALLED = {walled}\n{PROGRAM}");
     match sandbox.run(&program) {
         Ok(Outcome::Passed) => Ok(()),
         Ok(Outcome::Failed(why)) => Err(why),

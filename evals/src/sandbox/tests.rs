@@ -96,6 +96,8 @@ fn nothing_outside_is_touched() {
     std::fs::write(&file, "kept").unwrap();
     let path = json!(file);
     for action in [
+        format!("open({path})"),
+        format!("os.listdir(os.path.dirname({path}))"),
         format!("open({path}, 'w')"),
         format!("open({path}, 'a').write('x')"),
         format!("os.remove({path})"),
@@ -125,6 +127,26 @@ fn other_processes_are_out_of_reach() {
     all_fail("import os\nos.kill(os.getppid(), 9)", "Error");
     all_fail("import os\nos.killpg(0, 9)", "Error");
     all_fail(&format!("open('/proc/{here}/mem', 'r+b')"), "Error");
+    all_fail(&format!("open('/proc/{here}/environ', 'rb').read()"), "Error");
+    all_fail("import os\nopen(f'/proc/{os.getppid()}/environ', 'rb').read()", "Error");
+    let limit = "import os, resource\nresource.prlimit(os.getppid(), resource.RLIMIT_FSIZE, (0, 0))";
+    all_fail(limit, "Error");
+    all_fail("import os\nos.sched_setaffinity(os.getppid(), {0})", "Error");
+    all_fail("import os\nos.setpriority(os.PRIO_PROCESS, os.getppid(), 19)", "Error");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn nothing_outlives_us() {
+    let folder = tempfile::tempdir().unwrap();
+    for sandbox in sandboxes() {
+        // What a killed thread leaves is what a killed process leaves.
+        let mut command = sandbox.command(folder.path());
+        let child = std::thread::spawn(move || command.spawn().unwrap()).join();
+        let mut child = child.unwrap();
+        let ended = wait(&mut child, Instant::now() + Duration::from_secs(20)).unwrap();
+        assert!(ended.is_some_and(|status| !status.success()), "{ended:?}");
+    }
 }
 
 #[test]
@@ -132,9 +154,10 @@ fn walls_cannot_be_taken_down_again() {
     let call = |number: u32| {
         format!("import ctypes\nassert ctypes.CDLL(None).syscall({number}, 0, 0, 0, 0, 0) >= 0")
     };
-    // On x86-64: unshare, mount, setns, ptrace, bpf, io_uring_setup, clone3 and the x32 number of fork.
+    // On x86-64: unshare, mount, setns, ptrace, bpf, io_uring_setup, clone3, the x32 number of
+    // fork, shmget and memfd_create.
     if std::env::consts::ARCH == "x86_64" {
-        for number in [272, 165, 308, 101, 321, 425, 435, 0x4000_0000 + 57] {
+        for number in [272, 165, 308, 101, 321, 425, 435, 0x4000_0000 + 57, 29, 319] {
             all_fail(&call(number), "AssertionError");
         }
     }
