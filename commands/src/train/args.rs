@@ -198,11 +198,11 @@ pub struct TrainArgs {
     #[arg(long, help_heading = "Memory")]
     pub grad_checkpoint: bool,
 
-    /// The same for N layers at a time
+    /// The same for N layers at a time; 0 keeps everything [default: 4; with --l1: 0]
     #[arg(long, visible_alias = "segment-size", value_name = "N", help_heading = "Memory")]
     pub seg: Option<u64>,
 
-    /// Record the whole pass even if the config says otherwise
+    /// Keep everything: --seg 0
     #[arg(long, help_heading = "Memory")]
     pub no_segment: bool,
 

@@ -35,7 +35,7 @@ pub fn run(settings: &Settings, base: &Base, data: &Data, printer: &Printer) -> 
     let batches = Batches::new(&data.train.examples, &options.batch)?;
     let trained: usize = values.iter().map(mlx_bun::mlx::Array::size).sum();
     let mut out = printer.stdout();
-    writeln!(out, "Model: {} ({} of weights)", base.path, shown_size(base.loaded.weight_bytes))?;
+    writeln!(out, "Model: {} ({} of weights)", base.path, shown_size(base.weight_bytes))?;
     writeln!(out, "Rows: {} of format {}", settings.data.display(), data.format)?;
     for (name, prepared) in [("train", &data.train), ("valid", &data.valid), ("test", &data.test)] {
         counts(&mut out, name, prepared)?;

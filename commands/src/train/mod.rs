@@ -58,9 +58,10 @@ pub fn run(args: &TrainArgs, printer: &Printer) -> anyhow::Result<ExitStatus> {
     // What is only measured may have an adapter already.
     let adapted = !settings.train && !settings.adapter_path.as_os_str().is_empty();
     let adapter = adapted.then(|| Adapter::open(&settings.adapter_path)).transpose()?;
-    let base = prepare::load(&settings, adapter, printer)?;
+    let (base, words) = prepare::load(&settings, adapter, printer)?;
     settings.record.insert("model".to_owned(), json!(base.path));
-    let mut data = prepare::data(&settings, &base, printer)?;
+    let mut data = prepare::data(&settings, &base, &words, printer)?;
+    drop(words);
     prepare::check_batches(&settings, &data)?;
     interrupt.begin();
     if args.dry_run {

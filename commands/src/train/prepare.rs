@@ -5,11 +5,13 @@ use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 
 use mlx_bun::checkpoint::safetensors::SafetensorsFile;
-use mlx_bun::load::LoadedModel;
 use mlx_bun::lora::Adapter;
 use mlx_bun::mlx::Array;
 use mlx_bun::mlx::random::RandomState;
+use mlx_bun::models::Model;
 use mlx_bun::models::pieces::Pieces;
+use mlx_bun::tokenizer::Tokenizer;
+use mlx_bun::tokenizer::chat_template::ChatTemplates;
 use mlx_bun::train::dataset::{self, Content, DataError, Example, Prepared, Row, Splits, prepare};
 use mlx_bun::train::network::Network;
 use mlx_bun::train::optimizers::Optimizer;
@@ -41,18 +43,30 @@ pub struct Data {
 
 /// A loaded model and where it lies.
 pub struct Base {
-    pub loaded: LoadedModel,
+    pub model: Box<dyn Model>,
+    /// Bytes of its weights.
+    pub weight_bytes: u64,
     /// Its repository, or its path from the root.
     pub path: String,
     /// Where its files are.
     folder: PathBuf,
 }
 
+/// What makes tokens of rows. A vocabulary takes tens of megabytes, which training can do without.
+pub struct Words {
+    tokenizer: Tokenizer,
+    chat_templates: ChatTemplates,
+}
+
 /// Loads the model, perhaps with an adapter.
 ///
 /// # Errors
 /// There is no such model, it cannot be used, or it is not that of the run that goes on.
-pub fn load(settings: &Settings, adapter: Option<Adapter>, printer: &Printer) -> anyhow::Result<Base> {
+pub fn load(
+    settings: &Settings,
+    adapter: Option<Adapter>,
+    printer: &Printer,
+) -> anyhow::Result<(Base, Words)> {
     let resolved = source_model(settings.model.as_deref())?;
     printer.detail(&format!("model: {}", resolved.source.path().display()));
     let folder = resolved.source.path().to_owned();
@@ -63,7 +77,9 @@ pub fn load(settings: &Settings, adapter: Option<Adapter>, printer: &Printer) ->
     if let Some(recorded) = &settings.resume_model {
         recorded::check_model(recorded, &path)?;
     }
-    Ok(Base { loaded: mlx_bun::load::load_adapted(&resolved.source, adapter)?, path, folder })
+    let loaded = mlx_bun::load::load_adapted(&resolved.source, adapter)?;
+    let words = Words { tokenizer: loaded.tokenizer, chat_templates: loaded.chat_templates };
+    Ok((Base { model: loaded.model, weight_bytes: loaded.weight_bytes, path, folder }, words))
 }
 
 /// What a run will write into can be written into, and is not the same twice. Makes nothing that stays.
@@ -125,7 +141,7 @@ pub fn check_batches(settings: &Settings, data: &Data) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// Names the file and line of a bad row.
-pub fn data(settings: &Settings, base: &Base, printer: &Printer) -> anyhow::Result<Data> {
+pub fn data(settings: &Settings, base: &Base, words: &Words, printer: &Printer) -> anyhow::Result<Data> {
     let path = &settings.data;
     if !path.exists() {
         return Err(Complaint::failure(format!(
@@ -148,10 +164,9 @@ pub fn data(settings: &Settings, base: &Base, printer: &Printer) -> anyhow::Resu
     }
     let format = splits.format.map_or("none", |format| format.name());
     let ready = |rows: &[Row], name: &str| -> anyhow::Result<Prepared> {
-        let loaded = &base.loaded;
-        let ready = prepare(rows, &loaded.tokenizer, &loaded.chat_templates, settings.preparation)?;
+        let ready = prepare(rows, &words.tokenizer, &words.chat_templates, settings.preparation)?;
         warn(&ready, name, settings, printer);
-        check_ids(&ready.examples, loaded.model.vocab_size())?;
+        check_ids(&ready.examples, base.model.vocab_size())?;
         Ok(ready)
     };
     let data = Data {
@@ -238,7 +253,7 @@ pub fn network(
     base: &Base,
     printer: &Printer,
 ) -> anyhow::Result<(Network, Vec<Array>, RandomState, i64)> {
-    let model = &*base.loaded.model;
+    let model = &*base.model;
     let pieces = pieces(base)?;
     let layers = pieces.blocks.len();
     let num_layers =
@@ -267,7 +282,7 @@ pub fn untrained(settings: &Settings, base: &Base) -> Result<Network, Complaint>
 }
 
 fn pieces(base: &Base) -> Result<Pieces, Complaint> {
-    base.loaded.model.pieces().ok_or_else(|| {
+    base.model.pieces().ok_or_else(|| {
         Complaint::failure("models of this family cannot be trained: their layers cannot be told apart")
     })
 }
