@@ -158,7 +158,7 @@ pub fn parse(arguments: &[OsString]) -> anyhow::Result<Result<Cli, ExitStatus>> 
         false => ColorChoice::Never,
     };
     let codes = format!("Exit codes:\n{}", ExitStatus::table());
-    let command = command()
+    let command = without_empty_variables(command())
         .color(choice(std::io::stdout().is_terminal()))
         .long_version(version::long())
         .after_help("`mlx-bun help VERB` or `mlx-bun VERB --help` tells more about a verb.")
@@ -175,6 +175,18 @@ pub fn parse(arguments: &[OsString]) -> anyhow::Result<Result<Cli, ExitStatus>> 
             say(&error, color).map(Err)
         }
     }
+}
+
+/// An empty variable counts as unset, also where it stands for a flag.
+fn without_empty_variables(command: clap::Command) -> clap::Command {
+    command.mut_subcommands(|verb| {
+        without_empty_variables(verb).mut_args(|arg| {
+            let empty = arg
+                .get_env()
+                .is_some_and(|name| std::env::var_os(name).is_some_and(|value| value.is_empty()));
+            if empty { arg.env(None) } else { arg }
+        })
+    })
 }
 
 /// In `convert`, `-q` is mlx-lm's flag for quantizing, not `--quiet`.

@@ -98,7 +98,12 @@ pub fn choose_numerics(numerics: Numerics, printer: &Printer) -> anyhow::Result<
             isa: env::get(env::MLX_BUN_CPU_ISA).as_deref(),
             precision: numerics.cpu_precision,
         })
-        .map_err(|error| Complaint::usage(error.to_string()))?;
+        .map_err(|error| match &error {
+            cpu_ops::EnableError::Pool(cpu_ops::PoolError::Spawn { .. }) => {
+                Complaint::failure(error.to_string())
+            }
+            _ => Complaint::usage(error.to_string()),
+        })?;
     } else {
         cpu_ops::disable();
     }

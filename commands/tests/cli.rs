@@ -342,3 +342,18 @@ fn signals_have_their_exit_codes() {
     assert_eq!(signalled("-INT"), Some(130));
     assert_eq!(signalled("-TERM"), Some(143));
 }
+
+#[test]
+fn an_empty_variable_counts_as_unset() {
+    for name in
+        ["MLX_BUN_THREADS", "MLX_BUN_CPU_KERNELS", "MLX_BUN_CPU_PRECISION", "MLX_BUN_CALIBRATION_JSONL"]
+    {
+        for verb in ["generate", "convert"] {
+            let asked = |value: &str| {
+                let mut command = mlx_bun(&[verb, "--model", "/nowhere/at/all", "--mlx-path", "x", "hi"]);
+                String::from_utf8(command.env(name, value).output().unwrap().stderr).unwrap()
+            };
+            assert!(!asked("").contains("invalid value"), "{name}: {}", asked(""));
+        }
+    }
+}

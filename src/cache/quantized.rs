@@ -51,6 +51,16 @@ impl Packed {
         })
     }
 
+    /// With scales and biases in the type of `rows`: a fused step kept keys in half precision, and the two 16-bit types
+    /// together would become single precision.
+    fn typed_like(self, rows: &Self) -> Result<Self> {
+        let dtype = rows.scales.dtype();
+        if self.scales.dtype() == dtype {
+            return Ok(self);
+        }
+        Ok(Self { scales: self.scales.astype(dtype)?, biases: self.biases.astype(dtype)?, ..self })
+    }
+
     fn first(&self, positions: i32) -> Result<Self> {
         self.map(|array| array.slice(2, 0, positions))
     }
@@ -114,7 +124,11 @@ impl QuantizedKvCache {
         let next =
             prev.checked_add(added).ok_or_else(|| Error::new("the sequence exceeds 2^31 positions"))?;
         let rows = (Packed::quantize(keys, self.scheme)?, Packed::quantize(values, self.scheme)?);
-        let (k, v) = match self.buffers.take() {
+        let buffers = match self.buffers.take() {
+            Some((k, v)) => Some((k.typed_like(&rows.0)?, v.typed_like(&rows.1)?)),
+            None => None,
+        };
+        let (k, v) = match buffers {
             Some((k, v)) if next <= k.weight.dim(2) => (k, v),
             old => {
                 let positions = (STEP + added - 1) / STEP * STEP;
@@ -138,5 +152,30 @@ impl QuantizedKvCache {
         let n = n.min(self.offset);
         self.offset -= n;
         n
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mlx::Dtype;
+
+    #[test]
+    fn rows_of_another_16_bit_type_make_no_single_precision() {
+        let rows = |dtype, count: i32| {
+            let numbers: Vec<f32> = (0..count * 64).map(|index| (index as f32).sin()).collect();
+            Array::from_slice(&numbers, &[1, 1, count, 64]).unwrap().astype(dtype).unwrap()
+        };
+        let half = rows(Dtype::Float16, 3);
+        let mut cache = QuantizedKvCache::from_dense(Some((&half, &half)), 3, 8, 64).unwrap();
+        for added in [1, 300] {
+            let new = rows(Dtype::Bfloat16, added);
+            let (keys, values) = cache.update_and_fetch(&new, &new).unwrap();
+            for packed in [keys, values] {
+                assert_eq!(packed.scales.dtype(), Dtype::Bfloat16);
+                assert_eq!(packed.biases.dtype(), Dtype::Bfloat16);
+            }
+        }
+        assert_eq!(cache.offset(), 304);
     }
 }

@@ -354,7 +354,11 @@ impl Own {
         }
         let (found, expected) =
             (array.dtype().name(), dtype.map_or("16-bit floating-point numbers", Dtype::name));
-        Err(format!("holds {:?} of {found} where this model has {shape:?} of {expected}", array.shape()))
+        let why = match (array.dtype(), dtype) {
+            (Dtype::Float16, Some(Dtype::Bfloat16)) => " (half precision is how our CPU kernels keep it)",
+            _ => "",
+        };
+        Err(format!("holds {:?} of {found} where this model has {shape:?} of {expected}{why}", array.shape()))
     }
 }
 

@@ -188,7 +188,8 @@ impl HubClient {
         };
         thread::scope(|scope| {
             for _ in 1..workers.min(groups.len()) {
-                scope.spawn(work);
+                // Where the system has no more threads, fewer do the work.
+                let _ = thread::Builder::new().spawn_scoped(scope, work);
             }
             work();
         });

@@ -92,9 +92,10 @@ struct Worker<'a> {
 impl<'a> Worker<'a> {
     fn new(shared: &'a Shared, model: &'a dyn Model, tokenizer: &'a Tokenizer) -> Self {
         let options = &shared.options;
-        // With our kernels a prompt's chunks do not show in the result, so that they may be short; packed caches do
-        // depend on where a chunk ends.
-        let invariant = cpu_ops::enabled() && options.kv_quantization.is_none();
+        // With our kernels a prompt's chunks do not show in the result, so that they may be short; packed and bounded
+        // caches do depend on where a chunk ends.
+        let whole_cache = options.kv_quantization.is_none() && options.max_kv_size.is_none();
+        let invariant = cpu_ops::enabled() && whole_cache;
         let pace = invariant.then(|| Pace::new(options.prefill_step_size));
         let whole = options.prefill_step_size.max(1);
         let (chunk_alone, chunk_beside) = pace.map_or((whole, whole), |pace| pace.chunks());

@@ -171,14 +171,17 @@ fn fill(file: &[u8], recipes: &[Recipe], outputs: &mut [Output]) {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let queue = Mutex::new(runs.into_iter());
     let take = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                while let Some(run) = take() {
-                    run.convert();
-                }
-            });
+    let work = || {
+        while let Some(run) = take() {
+            run.convert();
         }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads {
+            // Where the system has no more threads, fewer do the work.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
+        }
+        work();
     });
 }
 

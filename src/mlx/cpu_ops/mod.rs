@@ -44,6 +44,8 @@ pub use matrix::MatrixKind;
 pub use precision::{AUTO, CpuPrecision, PrecisionError, in_prefill};
 pub use rope::Rotation;
 
+use super::cpu::isa::IsaError;
+pub use super::cpu::pool::PoolError;
 use super::cpu::pool::default_threads;
 use super::cpu::{Isa, Pool};
 use super::device::{DeviceKind, default_device};
@@ -58,6 +60,17 @@ pub struct Settings<'a> {
     pub isa: Option<&'a str>,
     /// Arithmetic of products with quantized weights.
     pub precision: CpuPrecision,
+}
+
+/// Why our kernels cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum EnableError {
+    /// Instructions that there are not.
+    #[error(transparent)]
+    Isa(#[from] IsaError),
+    /// No such number of threads, or the system has no more.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
 }
 
 /// The processor's instructions and the threads that run kernels.
@@ -83,11 +96,11 @@ thread_local! {
 ///
 /// # Errors
 /// Instructions that the processor does not have, or threads that cannot be started.
-pub fn enable(settings: Settings) -> Result<()> {
+pub fn enable(settings: Settings) -> std::result::Result<(), EnableError> {
     if default_device() != DeviceKind::Cpu {
         return Ok(());
     }
-    let isa = Isa::from_setting(settings.isa).map_err(|error| Error::new(error.to_string()))?;
+    let isa = Isa::from_setting(settings.isa)?;
     let threads = settings.threads.unwrap_or_else(default_threads);
     let fits = |workers: &Workers| workers.isa == isa && workers.pool.threads() == threads;
     let kept = kernels().map(|kernels| kernels.workers).filter(|workers| fits(workers));
@@ -119,8 +132,8 @@ impl Kernels {
     ///
     /// # Errors
     /// When the number is out of range or the system refuses a thread.
-    pub fn new(isa: Isa, threads: usize, precision: CpuPrecision) -> Result<Self> {
-        let pool = Pool::new(threads).map_err(|error| Error::new(error.to_string()))?;
+    pub fn new(isa: Isa, threads: usize, precision: CpuPrecision) -> std::result::Result<Self, PoolError> {
+        let pool = Pool::new(threads)?;
         Ok(Self { workers: Arc::new(Workers { isa, pool }), precision })
     }
 

@@ -1,6 +1,6 @@
 //! Keys and values of one layer and one sequence, written while a step runs.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ops::Range;
 use std::ptr::NonNull;
 
@@ -95,11 +95,17 @@ impl KvStore {
             return refuse("the number of positions", positions, "less");
         };
         // SAFETY: the size is not zero.
-        let allocate = || match NonNull::new(unsafe { alloc_zeroed(layout) }) {
-            Some(memory) => memory,
-            None => handle_alloc_error(layout),
-        };
-        Ok(Self { shape, capacity, keys: allocate(), values: allocate(), layout })
+        let allocate = || NonNull::new(unsafe { alloc_zeroed(layout) });
+        match (allocate(), allocate()) {
+            (Some(keys), Some(values)) => Ok(Self { shape, capacity, keys, values, layout }),
+            (keys, values) => {
+                for memory in [keys, values].into_iter().flatten() {
+                    // SAFETY: allocated just now with the same layout.
+                    unsafe { dealloc(memory.as_ptr(), layout) };
+                }
+                refuse("the number of positions", positions, "less: there is not enough memory")
+            }
+        }
     }
 
     /// What it was made for.
