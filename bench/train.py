@@ -1,6 +1,7 @@
-"""A step of training: mlx-bun against mlx_lm.lora, in turn; seconds a step and peak memory, medians and their ratios.
+"""A step of training: mlx-bun against mlx_lm.lora, in turn; seconds a step and peak memory, medians and their ratios,
+and the largest relative difference of two losses of the same step.
 
-usage: PYTHON bench/train.py MLX_BUN MODEL [--batch 1,4] [--words 24] [--steps 3] [--rounds 3] [--arguments "--seg 4"]
+usage: PYTHON bench/train.py MLX_BUN MODEL [--batch 1,4] [--words 24] [--steps 3] [--rounds 3] [--learning-rate 1e-5] [--arguments="--seg 8"]
 PYTHON is one with mlx-lm 0.32.2, such as .native/oracle/bin/python (scripts/oracle/setup.py makes it). MLX_BUN is a
 release build. Both learn the same rows with LoRA of rank 8 on all layers; each runs as a process of its own, whose peak
 resident memory counts. The time of a step is that of the last report, so that loading and the first step are left out.
@@ -62,10 +63,11 @@ def ours(options, folder):
     adapter = folder / "ours"
     command = [options.mlx_bun, "train", "--model", options.model, "--data", str(folder), "--adapter-path", str(adapter)]
     command += ["--batch-size", str(options.size), "--iters", str(options.steps), "--steps-per-report", "1", "--num-layers", "-1"]
+    command += ["--learning-rate", str(options.learning_rate)]
     peak = measured(command + options.arguments.split())
     events = [json.loads(line) for line in (adapter / "metrics.jsonl").read_text().splitlines()]
     reports = [event for event in events if event.get("kind") == "train"]
-    return 1 / reports[-1]["iterations_per_second"], peak, reports[-1]["loss"]
+    return 1 / reports[-1]["iterations_per_second"], peak, [report["loss"] for report in reports]
 
 
 def theirs(options, folder):
@@ -73,9 +75,10 @@ def theirs(options, folder):
     report.unlink(missing_ok=True)
     settings = {"model": options.model, "data": str(folder), "adapter_path": str(folder / "theirs"), "batch_size": options.size}
     settings |= {"iters": options.steps, "steps_per_report": 1, "num_layers": -1, "report": str(report), "compile": options.compile}
+    settings["learning_rate"] = options.learning_rate
     peak = measured([sys.executable, "-c", ORACLE, json.dumps(settings)])
     reports = [json.loads(line) for line in report.read_text().splitlines()]
-    return 1 / reports[-1]["speed"], peak, reports[-1]["loss"]
+    return 1 / reports[-1]["speed"], peak, [report["loss"] for report in reports]
 
 
 def main():
@@ -86,6 +89,7 @@ def main():
     parser.add_argument("--words", type=int, default=24)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--learning-rate", type=float, default=1e-5)
     parser.add_argument("--arguments", default="", help="more flags for mlx-bun")
     parser.add_argument("--compile", action="store_true", help="let mlx-lm compile its step (minutes with g++)")
     options = parser.parse_args()
@@ -97,9 +101,11 @@ def main():
             for _ in range(options.rounds):
                 for side in (ours, theirs):
                     results[side].append(side(options, folder))
-            middle = {side: [statistics.median(column) for column in zip(*found)] for side, found in results.items()}
-            (a, b) = (middle[ours], middle[theirs])
-            print(f"batch {options.size}: ours {a[0]:.3f} s, {a[1]:.2f} GB, loss {a[2]:.4f}; mlx-lm {b[0]:.3f} s, {b[1]:.2f} GB, loss {b[2]:.4f}; ratios {a[0] / b[0]:.3f}, {a[1] / b[1]:.3f}", flush=True)
+            a, b = ([statistics.median(run[place] for run in results[side]) for place in (0, 1)] for side in (ours, theirs))
+            losses = zip(results[ours][-1][2], results[theirs][-1][2], strict=True)
+            apart = max(abs(mine - other) / abs(other) for mine, other in losses)
+            times = f"ours {a[0]:.3f} s, {a[1]:.2f} GB; mlx-lm {b[0]:.3f} s, {b[1]:.2f} GB; ratios {a[0] / b[0]:.3f}, {a[1] / b[1]:.3f}"
+            print(f"batch {options.size}: {times}; losses differ by {apart:.1e}", flush=True)
 
 
 if __name__ == "__main__":
