@@ -153,10 +153,7 @@ mod tests {
 
     /// Whether something of a group is alive; what nobody has waited for is not.
     fn alive(group: u32) -> bool {
-        let listed = Command::new("ps").args(["-A", "-o", "pgid=,stat="]).output().unwrap();
-        let listed = String::from_utf8(listed.stdout).unwrap();
-        let mut rows = listed.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-        rows.any(|row| row[0] == group.to_string() && !row[1].starts_with('Z'))
+        crate::processes::alive().iter().any(|process| process.group == group)
     }
 
     fn soon(what: &str, holds: impl Fn() -> bool) {

@@ -36,6 +36,10 @@ mod output_file;
 mod perplexity;
 mod plot;
 mod printer;
+#[cfg(test)]
+#[allow(dead_code)] // each test program uses its part
+#[path = "../tests/support/processes.rs"]
+mod processes;
 mod prompt;
 mod prompt_file;
 mod recorder;

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use support::mlx_bun;
+use support::processes::alive;
 use support::server::checkpoint;
 use tempfile::TempDir;
 
@@ -224,13 +225,8 @@ fn no_death_of_ab_leaves_its_command() {
         signal(&child, name);
         child.wait().unwrap();
         // The shell and its `sleep`; what nobody has waited for is not alive.
-        let is_there = |group: &str| {
-            let listed = Command::new("ps").args(["-A", "-o", "pgid=,stat="]).output().unwrap();
-            let listed = String::from_utf8(listed.stdout).unwrap();
-            let mut rows = listed.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-            rows.any(|row| row[0] == group && !row[1].starts_with('Z'))
-        };
-        soon(|| !is_there(&group));
+        let group: u32 = group.parse().unwrap();
+        soon(|| alive().iter().all(|process| process.group != group));
     }
 }
 

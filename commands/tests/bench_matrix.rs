@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use support::mlx_bun;
+use support::processes::{Process, alive};
 use support::server::checkpoint;
 use tempfile::TempDir;
 
@@ -281,18 +282,6 @@ fn ctrl_c_ends_with_what_is_there() {
     assert_eq!((&document["interrupted"], &document["passed"]), (&Value::Bool(true), &Value::Bool(false)));
 }
 
-/// Processes that are alive, by number, parent and command line.
-fn processes() -> Vec<(u32, u32, String)> {
-    let listed = Command::new("ps").args(["-A", "-ww", "-o", "pid=,ppid=,stat=,args="]).output().unwrap();
-    let parsed = |line: &str| {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let number = |index: usize| words.get(index)?.parse().ok();
-        let alive = words.get(2).is_some_and(|state| !state.starts_with('Z'));
-        alive.then(|| Some((number(0)?, number(1)?, words.get(3..)?.join(" ")))).flatten()
-    };
-    String::from_utf8_lossy(&listed.stdout).lines().filter_map(parsed).collect()
-}
-
 #[test]
 fn no_death_of_the_program_leaves_its_server_or_its_folder() {
     for name in ["TERM", "HUP", "KILL"] {
@@ -303,20 +292,23 @@ fn no_death_of_the_program_leaves_its_server_or_its_folder() {
         let mut child = command.spawn().unwrap();
         let since = Instant::now();
         let server = loop {
-            let is_server = |(_, parent, args): &&(u32, u32, String)| {
-                *parent == child.id() && args.contains(" serve ") && args.contains("mlx-bun-bench-")
+            let is_server = |process: &&Process| {
+                let arguments = &process.arguments;
+                process.parent == child.id()
+                    && arguments.contains(" serve ")
+                    && arguments.contains("mlx-bun-bench-")
             };
-            if let Some((server, ..)) = processes().iter().find(is_server) {
-                break *server;
+            if let Some(server) = alive().iter().find(is_server) {
+                break server.pid;
             }
-            assert!(since.elapsed() < Duration::from_secs(60), "no server: {:?}", processes());
+            assert!(since.elapsed() < Duration::from_secs(60), "no server");
             std::thread::sleep(Duration::from_millis(20));
         };
         assert!(Command::new("kill").args(["-s", name, &child.id().to_string()]).status().unwrap().success());
         child.wait().unwrap();
         let folders = || std::fs::read_dir(temporary.path()).unwrap().count();
         let since = Instant::now();
-        while processes().iter().any(|(pid, ..)| *pid == server) || folders() > 0 {
+        while alive().iter().any(|process| process.pid == server) || folders() > 0 {
             assert!(since.elapsed() < Duration::from_secs(30), "{name}: {server} and {} folders", folders());
             std::thread::sleep(Duration::from_millis(50));
         }

@@ -3,6 +3,7 @@
 #![allow(dead_code)] // each test program uses its part
 
 pub mod adapter;
+pub mod processes;
 pub mod server;
 pub mod train;
 
