@@ -9,9 +9,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use support::mlx_bun;
 use support::processes::alive;
 use support::server::checkpoint;
+use support::{hearing_hangups, mlx_bun};
 use tempfile::TempDir;
 
 fn ab(home: &TempDir, arguments: &[&str]) -> Command {
@@ -183,7 +183,7 @@ fn begun(home: &TempDir, seconds: &str) -> (Child, std::path::PathBuf) {
     let command = format!("sh -c 'echo $$ >> {}; sleep {seconds} & wait'", file.display());
     let mut command = ab(home, &["--command-a", &command, "--command-b", &command]);
     command.args(["--warmup", "0"]).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let child = command.spawn().unwrap();
+    let child = hearing_hangups(&mut command).spawn().unwrap();
     soon(|| file.exists());
     (child, file)
 }

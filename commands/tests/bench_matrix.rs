@@ -11,9 +11,9 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use support::mlx_bun;
 use support::processes::{Process, alive};
 use support::server::checkpoint;
+use support::{hearing_hangups, mlx_bun};
 use tempfile::TempDir;
 
 /// `bench-matrix` with a home of its own; the machine of tests is never quiet.
@@ -289,7 +289,7 @@ fn no_death_of_the_program_leaves_its_server_or_its_folder() {
         let arguments = ["--cells", "adapters", "--repeats", "1000", "-m", "64", "--", "--threads", "1"];
         let mut command = on_fixture(&home, "features", &arguments);
         command.env("TMPDIR", temporary.path()).stdout(Stdio::null()).stderr(Stdio::null());
-        let mut child = command.spawn().unwrap();
+        let mut child = hearing_hangups(&mut command).spawn().unwrap();
         let since = Instant::now();
         let server = loop {
             let is_server = |process: &&Process| {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use support::train::{fixture, folder, losses, metrics, outcome, train};
-use support::{failed, mlx_bun, refused};
+use support::{failed, hearing_hangups, mlx_bun, refused};
 
 /// A run, what it leaves behind, and that other verbs take it.
 #[test]
@@ -189,11 +189,10 @@ fn ctrl_c_and_sigterm_save_and_say_how_to_go_on() {
 #[cfg(unix)]
 fn saves_and_says_how_to_go_on(signal: &str, code: i32) {
     let (_holder, adapter) = folder();
-    let child = train("llama-f32", "train/pairs", &adapter, &["--iters", "100000", "--save-every", "100000"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut command =
+        train("llama-f32", "train/pairs", &adapter, &["--iters", "100000", "--save-every", "100000"]);
+    command.stdout(Stdio::null()).stderr(Stdio::piped());
+    let child = hearing_hangups(&mut command).spawn().unwrap();
     let deadline = Instant::now() + Duration::from_secs(120);
     while losses_so_far(&adapter) < 3 {
         assert!(Instant::now() < deadline, "the run does not begin");

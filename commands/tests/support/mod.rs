@@ -57,3 +57,15 @@ pub fn failed(arguments: &[&str]) -> String {
     assert_eq!(output.status.code(), Some(1), "{arguments:?}: {stderr}");
     stderr.trim_end().to_owned()
 }
+
+/// Lets a command hear SIGHUP, which it leaves alone where whoever started the tests has it ignored (`nohup`).
+pub fn hearing_hangups(command: &mut Command) -> &mut Command {
+    use std::os::unix::process::CommandExt as _;
+    // SAFETY: between fork and exec only a system call is made.
+    unsafe {
+        command.pre_exec(|| {
+            libc::signal(libc::SIGHUP, libc::SIG_DFL);
+            Ok(())
+        })
+    }
+}
