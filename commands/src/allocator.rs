@@ -8,8 +8,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
 
 /// For work whose memory counts more than the time that the system takes to hand it out: what is freed goes back at
-/// once, and memory comes in small pages, of which less lies idle than of huge ones. A tenth less while training, at
-/// the same speed.
+/// once, and memory comes in small pages, of which less lies idle than of huge ones.
 pub fn keep_little() {
     // SAFETY: an option of the allocator may be set at any time.
     unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY, 0) };

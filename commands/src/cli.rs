@@ -179,6 +179,9 @@ pub fn parse(arguments: &[OsString]) -> anyhow::Result<Result<Cli, ExitStatus>> 
 
 /// An empty variable counts as unset, also where it stands for a flag.
 fn without_empty_variables(command: clap::Command) -> clap::Command {
+    if std::env::vars_os().all(|(_, value)| !value.is_empty()) {
+        return command;
+    }
     command.mut_subcommands(|verb| {
         without_empty_variables(verb).mut_args(|arg| {
             let empty = arg

@@ -97,7 +97,7 @@ pub fn run(
         let ended = wait(&mut guarded, started, allowance.time, flooded, stop);
         // What the command has started may go on, and keep the pipes open.
         if closed.recv_timeout(CLOSING) == Err(RecvTimeoutError::Timeout) {
-            signal_group(group, "KILL");
+            signal_group(group, libc::SIGKILL);
         }
         ended
     });
@@ -164,7 +164,7 @@ fn wait(
                 break Ended::Late;
             }
         };
-        signal_group(group, "KILL");
+        signal_group(group, libc::SIGKILL);
         early
     })
 }

@@ -119,7 +119,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         // Asked nicely it puts away what it compiled.
-        let asked = signal_group(self.running.id(), "TERM");
+        let asked = signal_group(self.running.id(), libc::SIGTERM);
         let since = Instant::now();
         while asked && since.elapsed() < STOP_TIMEOUT {
             match self.running.try_wait() {

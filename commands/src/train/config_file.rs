@@ -34,27 +34,8 @@ pub fn read(file: &Path) -> Result<Map<String, Value>, Complaint> {
 
 /// The known name that is most like another, if any is.
 pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let near = known.map(|known| (distance(name, known), known)).min()?;
+    let near = known.map(|known| (strsim::levenshtein(name, known), known)).min()?;
     (near.0 <= NEAR.min(name.chars().count() / 2)).then_some(near.1)
-}
-
-/// Letters to change, add or take away to make one word of another (Levenshtein).
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, letter) in a.chars().enumerate() {
-        let mut corner = i;
-        let mut left = i + 1;
-        for (other, above) in b.iter().zip(row.iter_mut().skip(1)) {
-            let cost = (corner + usize::from(letter != *other)).min(left + 1).min(*above + 1);
-            corner = std::mem::replace(above, cost);
-            left = cost;
-        }
-        if let Some(first) = row.first_mut() {
-            *first = i + 1;
-        }
-    }
-    row.last().copied().unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -69,7 +50,6 @@ mod tests {
         assert_eq!(of("lerning_rate"), Some("learning_rate"));
         assert_eq!(of("iter"), Some("iters"));
         assert_eq!(of("whatever"), None);
-        assert_eq!((distance("kitten", "sitting"), distance("", "abc"), distance("abc", "")), (3, 3, 3));
     }
 
     #[test]

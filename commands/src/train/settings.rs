@@ -431,7 +431,7 @@ fn batch_options(
     })
 }
 
-/// Layers of a segment: a third less memory than without segments at a batch of four rows, for an eighth more time.
+/// Layers of a segment: much less memory for little more time (docs/train.md has figures).
 const DEFAULT_SEGMENT: u64 = 4;
 
 fn memory(args: &TrainArgs, layers: &mut Layers) -> Result<MemoryOptions, Complaint> {
