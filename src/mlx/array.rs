@@ -149,6 +149,24 @@ impl Array {
         check(unsafe { ffi::mlx_array_eval(self.raw) })
     }
 
+    /// The array computed and in row-major order: itself where it is so already, which costs no evaluation.
+    pub fn dense(&self) -> Result<Array> {
+        let (mut available, mut row_major) = (false, false);
+        // SAFETY: the handle is valid; the order in memory is only known, and only asked for, once it is computed.
+        unsafe {
+            check(ffi::_mlx_array_is_available(&mut available, self.raw))?;
+            if available {
+                check(ffi::_mlx_array_is_row_contiguous(&mut row_major, self.raw))?;
+            }
+        }
+        if row_major {
+            return Ok(self.clone());
+        }
+        let dense = self.contiguous()?;
+        dense.eval()?;
+        Ok(dense)
+    }
+
     /// The value of a one-element `uint32` array, as samplers return it; computes the array first.
     pub fn item_u32(&self) -> Result<u32> {
         if self.size() != 1 || self.dtype() != Dtype::Uint32 {
@@ -186,8 +204,7 @@ impl Array {
 
     /// The raw bytes of the elements in row-major order; computes the array first.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
-        let dense = self.contiguous()?;
-        dense.eval()?;
+        let dense = self.dense()?;
         // SAFETY: the array is evaluated and row-contiguous, so `nbytes` bytes lie behind its data pointer, which
         // `mlx_array_data_uint8` returns for any type.
         let bytes = unsafe {

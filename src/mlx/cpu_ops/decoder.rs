@@ -18,7 +18,7 @@ use crate::mlx::cpu::kernels::{Floats, FloatsMut};
 use crate::mlx::cpu::pages::prefer_large;
 use crate::mlx::dtype::Dtype;
 use crate::mlx::kernel::{Kernel, View, custom};
-use crate::mlx::{Array, Error, Result};
+use crate::mlx::{Array, Error, Result, eval};
 
 /// A linear layer's arrays.
 #[derive(Clone, Copy, Debug)]
@@ -98,6 +98,29 @@ pub struct DecoderPlan<'a> {
     pub head: ProjectionPlan<'a>,
 }
 
+impl LayerPlan<'_> {
+    fn arrays(&self) -> impl Iterator<Item = &Array> {
+        let projections = [&self.q, &self.k, &self.v, &self.o, &self.gate, &self.up, &self.down];
+        let norms = [Some(&self.input_norm), self.post_attention_norm.as_ref(), Some(&self.mlp_norm)];
+        let norms = norms.into_iter().chain([self.post_mlp_norm.as_ref()]).flatten();
+        let norms = norms.chain(self.qk_norm.iter().flatten()).map(|norm| norm.weight);
+        projections.into_iter().flat_map(ProjectionPlan::arrays).chain(norms)
+    }
+}
+
+impl DecoderPlan<'_> {
+    fn arrays(&self) -> impl Iterator<Item = &Array> {
+        let ends = [&self.embedding, &self.head].into_iter().flat_map(ProjectionPlan::arrays);
+        self.layers.iter().flat_map(LayerPlan::arrays).chain(ends).chain([self.norm.weight])
+    }
+}
+
+impl ProjectionPlan<'_> {
+    fn arrays(&self) -> impl Iterator<Item = &Array> {
+        self.arrays.into_iter().chain([self.bias]).flatten()
+    }
+}
+
 /// One sequence's part of a step.
 #[derive(Clone, Debug)]
 pub struct DecoderRow {
@@ -144,6 +167,8 @@ impl FusedDecoder {
     /// # Errors
     /// Parts that do not fit together or that no kernel computes with.
     pub fn new(kernels: &Kernels, plan: &DecoderPlan) -> Result<Self> {
+        // At once: waiting for each of some hundred arrays would take longer than a short prompt.
+        eval(plan.arrays())?;
         let mut keeper = Keeper::default();
         let mut ropes: Vec<Rotation> = Vec::new();
         let mut layers = Vec::with_capacity(plan.layers.len());
@@ -258,8 +283,7 @@ struct Keeper {
 impl Keeper {
     /// An array's memory, for as long as the keeper's arrays live.
     fn keep(&mut self, array: &Array) -> Result<View<'static>> {
-        let dense = array.contiguous()?;
-        dense.eval()?;
+        let dense = array.dense()?;
         // SAFETY: evaluated; the handle moves to `arrays`, but what it stands for stays where it is and is neither
         // freed nor, being held, donated, while `arrays` lives, which is as long as the decoder.
         let view = unsafe { std::mem::transmute::<View<'_>, View<'static>>(View::of(&dense)) };
@@ -273,7 +297,6 @@ impl Keeper {
         let arrays: Vec<&Array> = plan.arrays.into_iter().flatten().collect();
         plan.kind.check("decoder", &arrays)?;
         let views = arrays.iter().map(|array| self.keep(array)).collect::<Result<Vec<_>>>()?;
-        let wrong = |problem: String| Error::new(format!("[decoder] {problem}"));
         let matrix: Matrix<'static> = plan.kind.view(&views).map_err(wrong)?;
         let bias: Option<Floats<'static>> = match plan.bias {
             Some(bias) => Some(floats_of(&self.keep(bias)?).map_err(wrong)?),
@@ -284,7 +307,14 @@ impl Keeper {
 }
 
 fn norm(plan: &NormPlan) -> Result<Norm> {
-    Ok(Norm { weight: plan.weight.to_f32_vec()?, eps: plan.eps })
+    let dense = plan.weight.dense()?;
+    // SAFETY: evaluated, and alive until the values are copied.
+    let weight = floats_of(&unsafe { View::of(&dense) }).map_err(wrong)?.to_f32();
+    Ok(Norm { weight, eps: plan.eps })
+}
+
+fn wrong(problem: String) -> Error {
+    Error::new(format!("[decoder] {problem}"))
 }
 
 impl Fused {
