@@ -45,6 +45,7 @@ pub fn load(options: &LoadOptions, printer: &Printer) -> anyhow::Result<Box<dyn 
     printer.detail(&format!("model: {}", resolved.source.path().display()));
     let adapter = options.adapter_path.as_deref().map(Adapter::open).transpose()?;
     let mut loaded = mlx_bun::load::load_adapted(&resolved.source, adapter)?;
+    loaded.model.prepare()?;
     let recorded = metadata.as_ref().map(recorded_eos_token).transpose()?.flatten();
     for token in options.extra_eos_tokens.iter().chain(&recorded) {
         let added = loaded.tokenizer.add_eos_token(token);

@@ -128,6 +128,17 @@ impl Fused {
         Ok(fits(caches, &decoder.stores(*kind).collect::<Vec<_>>(), 1))
     }
 
+    /// Makes the fused form, if there is one, before it is needed.
+    ///
+    /// # Errors
+    /// As for any forward pass.
+    pub fn prepare<'a>(
+        &self,
+        describe: impl FnOnce() -> Result<Option<DecoderDescription<'a>>>,
+    ) -> Result<()> {
+        self.decoder(describe).map(drop)
+    }
+
     /// Makes the fused form when it is first asked for.
     fn decoder<'a>(
         &self,

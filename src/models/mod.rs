@@ -44,6 +44,15 @@ pub trait Model {
     /// As [`forward`](Self::forward).
     fn hidden(&self, inputs: &Array, cache: Option<&mut [LayerCache]>) -> Result<Array>;
 
+    /// Does now what the first step would have to do before it: weights are computed, so that those who wait for a first
+    /// token, or time it, do not wait for them.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    fn prepare(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// What it consists of, if its layers can be told apart: for those who run or change parts of it.
     fn pieces(&self) -> Option<pieces::Pieces> {
         None

@@ -366,6 +366,7 @@ fn prepare<E: std::error::Error + 'static>(
     options: EngineOptions,
 ) -> Result<Prepared, StartError<E>> {
     let LoadedModel { model, tokenizer, chat_templates, generation_config, weight_bytes } = loaded;
+    model.prepare().map_err(StartError::Mlx)?;
     let limits = Limits::of(&*model);
     limits.check_kv(options.kv_quantization).map_err(StartError::Options)?;
     let kv_cost = KvCost::of(&*model, options.max_kv_size, options.kv_quantization);

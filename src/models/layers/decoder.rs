@@ -241,6 +241,10 @@ impl<B: Block> Model for Decoder<B> {
         self.norm.forward(&h)
     }
 
+    fn prepare(&self) -> Result<()> {
+        self.fused().map_or(Ok(()), |fused| fused.prepare(|| self.describe()))
+    }
+
     fn adapters(&self) -> &Adapters {
         &self.adapters
     }

@@ -27,6 +27,7 @@ mod matrix;
 mod output;
 mod prepare;
 pub mod reference;
+mod registers;
 mod rows;
 mod schedule;
 mod simd;

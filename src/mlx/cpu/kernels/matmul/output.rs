@@ -66,12 +66,28 @@ impl<'a> Output<'a> {
         // SAFETY: the caller's promise.
         unsafe {
             match self.base {
-                Base::F32(base) => {
-                    std::ptr::copy_nonoverlapping(values.as_ptr(), base.wrapping_add(offset), values.len());
-                }
+                Base::F32(base) => copy::<S>(values, base.wrapping_add(offset)),
                 Base::F16(base) => S::narrow_f16(values, base.add(offset)),
                 Base::Bf16(base) => S::narrow_bf16(values, base.add(offset)),
             }
+        }
+    }
+}
+
+/// Copies a few vectors without a call.
+///
+/// # Safety
+/// The processor has the instructions of `S`; there is room for the values.
+#[inline(always)]
+unsafe fn copy<S: Simd>(values: &[f32], to: *mut f32) {
+    let whole = values.len() / S::LANES * S::LANES;
+    // SAFETY: the caller's promise.
+    unsafe {
+        for at in (0..whole).step_by(S::LANES) {
+            S::store(to.add(at), S::load(values.as_ptr().add(at)));
+        }
+        for at in whole..values.len() {
+            *to.add(at) = values[at];
         }
     }
 }

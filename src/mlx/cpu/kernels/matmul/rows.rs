@@ -1,9 +1,8 @@
 //! `x · Wᵀ`: each output is the dot product of a row of x with a row of weights. Lanes run along K.
 //!
-//! Up to four rows of x: weights are unpacked in registers and used at once, some rows of them together,
-//! at the speed of memory. More rows: a tile of rows of weights is unpacked to f32 in first-level cache, then meets all rows
-//! of x, three at a time. Both keep the one order of summation (see the module above): what is unpacked, and the
-//! chain of fused multiply-adds of each lane, are the same.
+//! Few rows of x meet weights in [`registers`]. More rows: a tile of rows of weights is unpacked to f32 in first-level
+//! cache, then meets all rows of x, three at a time. Both keep the one order of summation (see the module above): what
+//! is unpacked, and the chain of fused multiply-adds of each lane, are the same.
 
 use super::super::super::Pool;
 use super::super::floats::Floats;
@@ -12,9 +11,10 @@ use super::ahead::{Ahead, Coming};
 use super::matrix::Matrix;
 use super::output::Output;
 use super::prepare::{Scratch, widen};
+use super::registers::{QUAD, Registers};
 use super::schedule::{Plan, Task};
 use super::simd::{BLOCK, Kernel, Simd};
-use super::source::{CHUNK, SEGMENT, Source, Visitor, WideScales, dispatch};
+use super::source::{SEGMENT, Source, Visitor, WideScales, dispatch};
 
 /// Rows of x that stay in second-level cache while weights pass by.
 pub(super) const BLOCK_ROWS: usize = 128;
@@ -22,13 +22,10 @@ pub(super) const BLOCK_ROWS: usize = 128;
 const BLOCK_OUTPUTS: usize = 32;
 /// Rows of x in a tile.
 const TILE_ROWS: usize = 3;
-/// Up to this many rows of x are multiplied in registers while weights are unpacked. (With more, the detour through
-/// the cache was no slower.)
-const FUSED: usize = 4;
-/// Rows of weights in flight in the fused kernel.
-const FUSED_ROWS: usize = 4;
+/// Up to so many rows of x may be multiplied in registers. (With more, the detour through the cache was no slower.)
+const FEW: usize = 8;
 /// Outputs of a row of x are this far apart; sums of a partial four reach past the last.
-const STRIDE: usize = BLOCK_OUTPUTS + 4;
+pub(super) const STRIDE: usize = BLOCK_OUTPUTS + QUAD;
 /// Cache lines that the processor can wait for at once.
 const LINES: usize = 16;
 /// f32 that unpacked weights take, or the scales of those that are unpacked in registers.
@@ -63,7 +60,7 @@ impl<'a, W> Dot<'a, W> {
         W: Source<S>,
     {
         let (outputs, inputs) = (matrix.rows, matrix.columns);
-        let ahead = Ahead::new(source.bytes(inputs), FUSED_ROWS);
+        let ahead = Ahead::new(source.bytes(inputs), QUAD);
         let padded = inputs.next_multiple_of(BLOCK);
         Self { source, outputs, inputs, padded, ahead, x, output, plan, tasks }
     }
@@ -107,7 +104,7 @@ impl<S: Simd> Visitor<S> for Run<'_> {
 
 /// What the outputs of a task come in multiples of.
 pub(super) fn unit(rows: usize) -> usize {
-    if rows > FUSED { BLOCK_OUTPUTS } else { FUSED_ROWS }
+    if rows > FEW { BLOCK_OUTPUTS } else { QUAD }
 }
 
 /// One task of a product whose rows of x were prepared before.
@@ -153,10 +150,12 @@ impl<S: Simd, W: Source<S>> Kernel<S> for Dot<'_, W> {
             // SAFETY: the caller's promise; S::TILE is 4 or 8.
             unsafe {
                 match pairs {
-                    1 => self.fused::<S, 1, FUSED_ROWS>(&strip),
-                    2 => self.fused::<S, 2, FUSED_ROWS>(&strip),
-                    3 => self.fused::<S, 3, { FUSED_ROWS / 2 }>(&strip),
-                    FUSED => self.fused::<S, FUSED, { FUSED_ROWS / 2 }>(&strip),
+                    1 => self.registers::<S, 1, 4>(&strip),
+                    2 => self.registers::<S, 2, 4>(&strip),
+                    3 => self.registers::<S, 3, 2>(&strip),
+                    4 => self.registers::<S, 4, 2>(&strip),
+                    5 | 6 if S::TILE == 8 => self.registers::<S, 6, 2>(&strip),
+                    7 | 8 if S::TILE == 8 => self.registers::<S, 8, 2>(&strip),
                     _ if S::TILE == 8 => self.panels::<S, 8>(&strip),
                     _ => self.panels::<S, 4>(&strip),
                 }
@@ -192,135 +191,32 @@ impl<W> Dot<'_, W> {
         self.x.wrapping_add(self.plan.pairs[pair].x as usize * self.padded)
     }
 
-    /// `M` rows of x with `R` rows of weights at a time.
+    /// Up to `M` rows of x with `R` rows of weights at a time.
     #[inline(always)]
-    unsafe fn fused<S: Simd, const M: usize, const R: usize>(&self, strip: &Strip)
+    unsafe fn registers<S: Simd, const M: usize, const R: usize>(&self, strip: &Strip)
     where
         W: Source<S>,
     {
-        // SAFETY: the caller's promise.
-        unsafe {
-            if self.source.pairs() {
-                self.fused_groups::<S, M, R, 2>(strip);
-            } else {
-                self.fused_groups::<S, M, R, 1>(strip);
-            }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn fused_groups<S: Simd, const M: usize, const R: usize, const G: usize>(&self, strip: &Strip)
-    where
-        W: Source<S>,
-    {
-        let mut x = [self.x; M];
-        for (m, x) in x.iter_mut().enumerate() {
-            *x = self.x_row(strip.first_pair + m);
-        }
-        let scales = WideScales(strip.panel);
-        let mut done = 0;
+        let x = |m: usize| self.x_row(strip.first_pair + m.min(strip.pairs - 1));
+        let rows = strip.row..strip.row + strip.count;
+        let (source, ahead, inputs, scales) = (self.source, self.ahead, self.inputs, WideScales(strip.panel));
         // SAFETY: the rows lie in the matrix; there is room for four values at any place of the outputs.
         unsafe {
-            while done + R <= strip.count {
-                self.dots::<S, M, R, G>(strip.row + done, x, (scales, strip.values.add(done)));
-                done += R;
-            }
-            while done < strip.count {
-                self.dots::<S, M, 1, G>(strip.row + done, x, (scales, strip.values.add(done)));
-                done += 1;
-            }
-        }
-    }
-
-    /// Rows `row` to `row + R` of the weights with `M` rows of x, to the values. `G` (1 or 2) blocks share a group.
-    #[inline(always)]
-    unsafe fn dots<S: Simd, const M: usize, const R: usize, const G: usize>(
-        &self,
-        row: usize,
-        x: [*const f32; M],
-        (scales, values): (WideScales, *mut f32),
-    ) where
-        W: Source<S>,
-    {
-        let coming = self.source.address(row, 0).wrapping_add(self.ahead.bytes);
-        let (across, along) = self.ahead.apart.map_or((64, 64 * R), |apart| (apart, 64));
-        let lines = R * self.source.bytes(BLOCK);
-        // SAFETY: the caller's promise; x is padded to whole blocks; a prefetch of any address is allowed.
-        unsafe {
-            self.source.fetch_scales(row + self.ahead.rows, R);
-            let mut sums = [[S::zero(); FUSED_ROWS]; M];
-            for start in (0..self.inputs).step_by(CHUNK) {
-                let length = CHUNK.min(self.inputs - start);
-                let width = self.source.widen_scales((row, R), (start, length), scales);
-                let mut from = [self.source.address(row, start); R];
-                let mut scales = [scales; R];
-                for r in 1..R {
-                    from[r] = self.source.address(row + r, start);
-                    scales[r] = scales[0].row(r, width);
+            if strip.count < QUAD {
+                for m in 0..strip.pairs {
+                    let values = strip.values.add(m * STRIDE);
+                    let few =
+                        Registers { source, ahead, inputs, rows: rows.clone(), x: [x(m)], scales, values };
+                    few.enter::<S, 1>(1);
                 }
-                let blocks = length / BLOCK;
-                let mut index = 0;
-                while index + G <= blocks {
-                    let mut groups = [self.group::<S, G>(scales[0], index); R];
-                    for r in 1..R {
-                        groups[r] = self.group::<S, G>(scales[r], index);
-                    }
-                    for index in index..index + G {
-                        let place = start / BLOCK + index;
-                        for line in 0..lines.div_ceil(64) {
-                            let line = place * lines / 64 + line;
-                            S::prefetch(coming.wrapping_add(line % R * across + line / R * along));
-                        }
-                        for r in 0..R {
-                            let place = from[r].add(self.source.bytes(index * BLOCK));
-                            let block = self.source.block_at(place, groups[r]);
-                            for m in 0..M {
-                                let x = x[m].add(start + index * BLOCK);
-                                sums[m][r] = S::block_dot(block, x, sums[m][r]);
-                            }
-                        }
-                    }
-                    index += G;
-                }
-                if index * BLOCK < length {
-                    let left = length - index * BLOCK;
-                    for r in 0..R {
-                        let place = from[r].add(self.source.bytes(index * BLOCK));
-                        let group = self.group::<S, G>(scales[r], index);
-                        let mut block = self.source.part_at(place, group, left.min(BLOCK));
-                        for m in 0..M {
-                            sums[m][r] = S::block_dot(block, x[m].add(start + index * BLOCK), sums[m][r]);
-                        }
-                        // With two blocks a group there may be a whole one left besides.
-                        if left > BLOCK {
-                            let place = from[r].add(self.source.bytes((index + 1) * BLOCK));
-                            block = self.source.part_at(place, group, left - BLOCK);
-                            for m in 0..M {
-                                let x = x[m].add(start + (index + 1) * BLOCK);
-                                sums[m][r] = S::block_dot(block, x, sums[m][r]);
-                            }
-                        }
-                    }
-                }
-            }
-            for m in 0..M {
-                S::sum4(sums[m], values.add(m * STRIDE));
-            }
-        }
-    }
-
-    /// The group of a block, of which `G` share one.
-    #[inline(always)]
-    unsafe fn group<S: Simd, const G: usize>(&self, scales: WideScales, index: usize) -> W::Group
-    where
-        W: Source<S>,
-    {
-        // SAFETY: the caller's promise.
-        unsafe {
-            if G == 1 {
-                self.source.wide_group::<false>(scales, index)
             } else {
-                self.source.wide_group::<true>(scales, index)
+                let mut all = [self.x; M];
+                for (m, row) in all.iter_mut().enumerate() {
+                    *row = x(m);
+                }
+                let values = strip.values;
+                let all = Registers { source, ahead, inputs, rows, x: all, scales, values };
+                all.enter::<S, R>(strip.pairs);
             }
         }
     }

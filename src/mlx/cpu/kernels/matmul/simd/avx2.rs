@@ -13,6 +13,8 @@ use super::{BLOCK, Kernel, Simd, bit_fields};
 #[derive(Clone, Copy)]
 pub(in super::super) struct Avx2;
 
+// Not inlined into the kernels that enter others: those have loops which need all registers.
+#[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c,bmi2")]
 unsafe fn enter<K: Kernel<Avx2>>(kernel: &K, task: usize) {
     kernel.run(task);

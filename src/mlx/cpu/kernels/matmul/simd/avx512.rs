@@ -12,6 +12,8 @@ use super::{BLOCK, Kernel, Simd, bit_fields};
 #[derive(Clone, Copy)]
 pub(in super::super) struct Avx512;
 
+// Not inlined into the kernels that enter others: those have loops which need all registers.
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi2")]
 unsafe fn enter<K: Kernel<Avx512>>(kernel: &K, task: usize) {
     kernel.run(task);

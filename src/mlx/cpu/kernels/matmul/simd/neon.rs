@@ -16,6 +16,8 @@ pub(in super::super) struct Neon;
 /// Vectors in a block.
 const VECTORS: usize = BLOCK / 4;
 
+// Not inlined into the kernels that enter others: those have loops which need all registers.
+#[inline(never)]
 #[target_feature(enable = "neon")]
 unsafe fn enter<K: Kernel<Neon>>(kernel: &K, task: usize) {
     kernel.run(task);
