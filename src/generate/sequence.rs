@@ -128,18 +128,27 @@ impl Sequence {
         most: usize,
         poll: &mut dyn FnMut() -> ControlFlow,
     ) -> Result<ControlFlow, StepError> {
-        let count = most.min(self.unfed());
-        let chunk = token_array(&self.prompt[self.fed..self.fed + count])?;
-        let ids = chunk.expand_dims(0)?;
-        in_prefill(|| model.forward(&ids, Some(&mut self.caches)))?;
-        self.quantize_caches()?;
-        if self.eval_caches(poll)?.is_break() {
-            return Ok(ControlFlow::Break(()));
+        let end = self.fed + most.min(self.unfed());
+        let part = model.rows_at_once(&self.caches)?.unwrap_or(most).max(1);
+        let mut begun = false;
+        while self.fed < end {
+            if begun && poll().is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+            begun = true;
+            let count = part.min(end - self.fed);
+            let chunk = token_array(&self.prompt[self.fed..self.fed + count])?;
+            let ids = chunk.expand_dims(0)?;
+            in_prefill(|| model.forward(&ids, Some(&mut self.caches)))?;
+            self.quantize_caches()?;
+            if self.eval_caches(poll)?.is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+            if let Some(processors) = &mut self.processors {
+                processors.observe(&chunk)?;
+            }
+            self.fed += count;
         }
-        if let Some(processors) = &mut self.processors {
-            processors.observe(&chunk)?;
-        }
-        self.fed += count;
         Ok(ControlFlow::Continue(()))
     }
 
