@@ -63,7 +63,41 @@ typedef char* (*MlxBunVjp)(
     MlxBunArray* results);
 }
 
+extern "C" {
+
+// What is said when there is no memory for what was to be said; never freed.
+extern char mlx_bun_no_memory[];
+char mlx_bun_no_memory[] = "not enough memory, not even for the error's message";
+
+// Begins (1) or ends (-1) a part of this thread's work that handles an allocation that fails.
+void mlx_bun_fallible(int32_t step);
+}
+
 namespace {
+
+// MLX's allocator may return nothing, and does not say so.
+mx::allocator::Buffer allocate(size_t bytes) {
+  mlx_bun_fallible(1);
+  auto buffer = mx::allocator::malloc(bytes);
+  mlx_bun_fallible(-1);
+  if (bytes > 0 && !buffer.ptr()) {
+    throw std::runtime_error("not enough memory: an array of " + std::to_string(bytes) + " bytes does not fit");
+  }
+  return buffer;
+}
+
+char* said(const std::exception& error) {
+  auto copy = strdup(error.what());
+  return copy ? copy : mlx_bun_no_memory;
+}
+
+// In the order of mlx-c's enumeration.
+mx::Dtype type_of(int32_t number) {
+  static const mx::Dtype types[] = {
+      mx::bool_, mx::uint8, mx::uint16, mx::uint32, mx::uint64, mx::int8, mx::int16,
+      mx::int32, mx::int64, mx::float16, mx::float32, mx::float64, mx::bfloat16, mx::complex64};
+  return types[number];
+}
 
 struct Kernel {
   void* object;
@@ -93,7 +127,9 @@ std::vector<MlxBunArray> handles(const std::vector<mx::array>& arrays) {
 void raise(const Kernel& kernel, char* message) {
   if (message) {
     std::string what = "[" + kernel.name + "] " + message;
-    std::free(message);
+    if (message != mlx_bun_no_memory) {
+      std::free(message);
+    }
     throw std::runtime_error(what);
   }
 }
@@ -130,7 +166,7 @@ class RustPrimitive : public mx::Primitive {
     auto call = std::make_shared<Call>();
     call->arrays.reserve(inputs.size() + outputs.size());
     for (auto& output : outputs) {
-      output.set_data(mx::allocator::malloc(output.nbytes()));
+      output.set_data(allocate(output.nbytes()));
     }
     // Copies of the handles would forbid donation later; shared without their graph they only pin the buffers.
     for (auto& input : inputs) {
@@ -220,13 +256,9 @@ extern "C" char* mlx_bun_cpu_kernel(
     }
     std::vector<mx::Shape> shapes;
     std::vector<mx::Dtype> dtypes;
-    // In the order of mlx-c's enumeration.
-    static const mx::Dtype types[] = {
-        mx::bool_, mx::uint8, mx::uint16, mx::uint32, mx::uint64, mx::int8, mx::int16,
-        mx::int32, mx::int64, mx::float16, mx::float32, mx::float64, mx::bfloat16, mx::complex64};
     for (size_t i = 0; i < output_count; i++) {
       shapes.emplace_back(outputs[i].shape, outputs[i].shape + outputs[i].ndim);
-      dtypes.push_back(types[outputs[i].dtype]);
+      dtypes.push_back(type_of(outputs[i].dtype));
     }
     auto where = *static_cast<mx::Stream*>(stream.ctx);
     auto made = mx::array::make_arrays(std::move(shapes), dtypes, std::make_shared<RustPrimitive>(where, std::move(kernel)), in);
@@ -235,6 +267,44 @@ extern "C" char* mlx_bun_cpu_kernel(
     }
     return nullptr;
   } catch (const std::exception& error) {
-    return strdup(error.what());
+    return said(error);
+  }
+}
+
+// An array over `data`, or a copy of it where `drop` is null or MLX takes no foreign memory. `drop` is called with
+// `payload` when the data is not needed any more, in every case. Returns as `mlx_bun_cpu_kernel`.
+extern "C" char* mlx_bun_array(
+    void* data,
+    const int32_t* shape,
+    int32_t ndim,
+    int32_t dtype,
+    void* payload,
+    MlxBunDrop drop,
+    MlxBunArray* result) {
+  std::shared_ptr<void> owner;
+  if (drop) {
+    owner = std::shared_ptr<void>(payload, drop);
+  }
+  try {
+    mx::Shape dims(shape, shape + ndim);
+    auto type = type_of(dtype);
+    size_t bytes = mx::size_of(type);
+    for (auto dim : dims) {
+      bytes *= static_cast<size_t>(dim);
+    }
+    auto foreign = owner ? mx::allocator::make_buffer(data, bytes) : mx::allocator::Buffer{nullptr};
+    if (foreign.ptr()) {
+      auto release = [owner](mx::allocator::Buffer buffer) { mx::allocator::release(buffer); };
+      result->ctx = new mx::array(foreign, std::move(dims), type, release);
+    } else {
+      auto made = std::make_unique<mx::array>(allocate(bytes), std::move(dims), type);
+      if (bytes > 0) {
+        std::memcpy(made->data<char>(), data, bytes);
+      }
+      result->ctx = made.release();
+    }
+    return nullptr;
+  } catch (const std::exception& error) {
+    return said(error);
   }
 }

@@ -6,8 +6,12 @@ use std::path::Path;
 use anyhow::Context as _;
 use mlx_bun::cache::{LayerCache, LayerKind};
 use mlx_bun::checkpoint::environment::Environment;
+use mlx_bun::checkpoint::source::ModelSource;
 use mlx_bun::generate::prompt_cache;
+use mlx_bun::load::{LoadModelError, LoadedModel};
 use mlx_bun::lora::Adapter;
+use mlx_bun::mlx::cpu::Isa;
+use mlx_bun::mlx::cpu_ops::CpuPrecision;
 use mlx_bun::mlx::{self, DeviceKind, cpu_ops};
 use mlx_bun::registry::select::select_model;
 use serde_json::Value;
@@ -44,7 +48,7 @@ pub fn load(options: &LoadOptions, printer: &Printer) -> anyhow::Result<Box<dyn 
     let resolved = select_model(argument.as_deref(), &Environment::of_process())?;
     printer.detail(&format!("model: {}", resolved.source.path().display()));
     let adapter = options.adapter_path.as_deref().map(Adapter::open).transpose()?;
-    let mut loaded = mlx_bun::load::load_adapted(&resolved.source, adapter)?;
+    let mut loaded = load_adapted(&resolved.source, adapter, printer)?;
     loaded.model.prepare()?;
     let recorded = metadata.as_ref().map(recorded_eos_token).transpose()?.flatten();
     for token in options.extra_eos_tokens.iter().chain(&recorded) {
@@ -78,6 +82,45 @@ fn absolute(name: &str) -> String {
     path.ok().and_then(|path| path.to_str().map(str::to_owned)).unwrap_or_else(|| name.to_owned())
 }
 
+/// Loads a model with an adapter, and says so when integer products were asked for and cannot be had.
+///
+/// # Errors
+/// The model or its adapter cannot be used.
+pub fn load_adapted(
+    source: &ModelSource,
+    adapter: Option<Adapter>,
+    printer: &Printer,
+) -> Result<LoadedModel, LoadModelError> {
+    let loaded = mlx_bun::load::load_adapted(source, adapter)?;
+    if let Some(kernels) = cpu_ops::kernels()
+        && matches!(kernels.precision(), CpuPrecision::Int8 | CpuPrecision::Int16)
+    {
+        let precision = kernels.precision();
+        let packed = || loaded.model.pieces().is_none_or(|mut pieces| pieces.takes_integers());
+        if !kernels.isa().has_vnni() {
+            let level = kernels.isa().level();
+            printer.warning(&format!(
+                "`--cpu-precision {precision}` changes nothing here: it needs avx512-vnni, and the kernels use {level}"
+            ));
+        } else if !packed() {
+            printer.warning(&format!(
+                "`--cpu-precision {precision}` changes nothing here: the model has no affine weights of 4 or 8 bits"
+            ));
+        }
+    }
+    Ok(loaded)
+}
+
+/// `MLX_BUN_CPU_ISA`, for every verb: a wrong value is wrong whether or not kernels are used.
+///
+/// # Errors
+/// No such instructions, or none on this processor.
+pub fn check_isa() -> Result<(), Complaint> {
+    let name = env::MLX_BUN_CPU_ISA;
+    let checked = Isa::from_setting(env::get(name).as_deref()).map(|_| ());
+    checked.map_err(|error| Complaint::usage(format!("`{name}`: {error}")))
+}
+
 /// Fused activations are mlx-lm's bits. On a Linux CPU they need a C++ compiler at run time, so there they are
 /// on only where those bits are asked for.
 pub fn choose_numerics(numerics: Numerics, printer: &Printer) -> anyhow::Result<()> {
@@ -88,6 +131,12 @@ pub fn choose_numerics(numerics: Numerics, printer: &Printer) -> anyhow::Result<
         printer.warning(
             "no g++ found: activations run unfused, and results may differ from mlx-lm's in the last bit",
         );
+    }
+    let asked = matches!(numerics.cpu_precision, CpuPrecision::Int8 | CpuPrecision::Int16);
+    if asked && numerics.cpu_kernels && mlx::default_device() == DeviceKind::Gpu {
+        let precision = numerics.cpu_precision;
+        printer
+            .warning(&format!("`--cpu-precision {precision}` changes nothing here: the model runs on a GPU"));
     }
     if available {
         compiled::claim()?;

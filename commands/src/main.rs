@@ -66,6 +66,7 @@ use mlx_bun::levers;
 use printer::{ColorMode, Printer, Verbosity};
 
 fn main() {
+    allocator::end_when_full();
     let arguments: Vec<_> = std::env::args_os().collect();
     let status = match cli::parse(&arguments) {
         Ok(Ok(cli)) => {
@@ -81,6 +82,7 @@ fn main() {
 
 fn run(verb: Verb, printer: Printer) -> anyhow::Result<ExitStatus> {
     slow_down()?;
+    load::check_isa()?;
     match verb {
         Verb::Generate(args) => generate::run(&args, printer, load::load),
         Verb::Chat(args) => chat::run(&args, printer, load::load),

@@ -172,7 +172,7 @@ fn load(
 ) -> anyhow::Result<(LoadedModel, String)> {
     let resolved = source_model(name)?;
     printer.detail(&format!("model: {}", resolved.source.path().display()));
-    Ok((mlx_bun::load::load_adapted(&resolved.source, adapter)?, recorded_path(&resolved.source)))
+    Ok((crate::load::load_adapted(&resolved.source, adapter, printer)?, recorded_path(&resolved.source)))
 }
 
 fn same_vocabulary(model: &LoadedModel, baseline: &LoadedModel) -> Result<(), Complaint> {

@@ -128,18 +128,28 @@ impl Sequence {
         most: usize,
         poll: &mut dyn FnMut() -> ControlFlow,
     ) -> Result<ControlFlow, StepError> {
-        let count = most.min(self.unfed());
-        let chunk = token_array(&self.prompt[self.fed..self.fed + count])?;
-        let ids = chunk.expand_dims(0)?;
-        in_prefill(|| model.forward(&ids, Some(&mut self.caches)))?;
-        self.quantize_caches()?;
-        if self.eval_caches(poll)?.is_break() {
-            return Ok(ControlFlow::Break(()));
+        let (start, end) = (self.fed, self.fed + most.min(self.unfed()));
+        let part = model.rows_at_once(&self.caches)?.unwrap_or(most).max(1);
+        while self.fed < end {
+            if self.fed > start && poll().is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+            let count = part.min(end - self.fed);
+            let chunk = token_array(&self.prompt[self.fed..self.fed + count])?;
+            let ids = chunk.expand_dims(0)?;
+            in_prefill(|| model.forward(&ids, Some(&mut self.caches)))?;
+            // After the whole chunk, as in mlx-lm: what a position attends to does not depend on the parts.
+            if self.fed + count == end {
+                self.quantize_caches()?;
+            }
+            if self.eval_caches(poll)?.is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+            if let Some(processors) = &mut self.processors {
+                processors.observe(&chunk)?;
+            }
+            self.fed += count;
         }
-        if let Some(processors) = &mut self.processors {
-            processors.observe(&chunk)?;
-        }
-        self.fed += count;
         Ok(ControlFlow::Continue(()))
     }
 

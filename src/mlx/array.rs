@@ -8,6 +8,7 @@ use mlx_sys as ffi;
 use super::device::stream;
 use super::dtype::Dtype;
 use super::error::{Error, Result, check, last_error};
+use super::kernel::array_of;
 
 /// An n-dimensional array, or the promise of one. Cloning shares the data.
 pub struct Array {
@@ -80,12 +81,8 @@ impl Array {
         if size != Some(data.len()) {
             return Err(Error::new(format!("{} values do not fill the shape {shape:?}", data.len())));
         }
-        stream();
-        // SAFETY: `data` holds as many elements of this type as the shape asks for; mlx-c copies them.
-        let raw = unsafe {
-            ffi::mlx_array_new_data(data.as_ptr().cast(), shape.as_ptr(), shape.len() as i32, T::DTYPE.raw())
-        };
-        if raw.ctx.is_null() { Err(last_error()) } else { Ok(Self { raw }) }
+        // SAFETY: `data` holds as many elements of this type as the shape asks for; they are copied.
+        unsafe { array_of(data.as_ptr().cast(), shape, T::DTYPE, std::ptr::null_mut(), None) }
     }
 
     /// A scalar of `dtype`, rounded as `mlx.core` rounds a Python float that meets an array of that type.

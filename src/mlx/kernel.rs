@@ -9,6 +9,7 @@ use mlx_sys as ffi;
 
 use super::array::Array;
 use super::autograd;
+use super::cpu::allocation;
 use super::device::stream;
 use super::dtype::Dtype;
 use super::error::{Error, Result};
@@ -133,7 +134,7 @@ type Vjp = extern "C" fn(
     usize,
     *mut ffi::mlx_array,
 ) -> *mut c_char;
-type Drop = extern "C" fn(*mut c_void);
+pub(super) type Drop = extern "C" fn(*mut c_void);
 
 unsafe extern "C" {
     fn mlx_bun_cpu_kernel(
@@ -149,6 +150,16 @@ unsafe extern "C" {
         stream: ffi::mlx_stream,
         results: *mut ffi::mlx_array,
     ) -> *mut c_char;
+    fn mlx_bun_array(
+        data: *mut c_void,
+        shape: *const i32,
+        ndim: i32,
+        dtype: i32,
+        payload: *mut c_void,
+        drop: Option<Drop>,
+        result: *mut ffi::mlx_array,
+    ) -> *mut c_char;
+    static mlx_bun_no_memory: c_char;
     fn malloc(size: usize) -> *mut c_void;
     fn free(pointer: *mut c_void);
 }
@@ -195,15 +206,28 @@ extern "C" fn call(
     }
 }
 
+/// Called by the primitive around allocations whose failure it handles.
+#[unsafe(no_mangle)]
+extern "C" fn mlx_bun_fallible(step: i32) {
+    allocation::shift(step);
+}
+
 /// A message that the primitive frees.
 fn for_cpp(message: &str) -> *mut c_char {
+    // SAFETY: `malloc` takes any size.
+    allocation::fallibly(|| message_in(message, |size| unsafe { malloc(size) }))
+}
+
+/// A message in memory from `allocate`; if there is none, one that needs none, since null would mean success.
+fn message_in(message: &str, allocate: impl FnOnce(usize) -> *mut c_void) -> *mut c_char {
     let bytes = CString::new(message.replace('\0', " ")).unwrap_or_default().into_bytes_with_nul();
     // SAFETY: room for the bytes is allocated, checked and filled; the primitive frees it.
     unsafe {
-        let copy = malloc(bytes.len()).cast::<u8>();
-        if !copy.is_null() {
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), copy, bytes.len());
+        let copy = allocate(bytes.len()).cast::<u8>();
+        if copy.is_null() {
+            return (&raw const mlx_bun_no_memory).cast_mut();
         }
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), copy, bytes.len());
         copy.cast()
     }
 }
@@ -321,16 +345,49 @@ pub fn custom_many<const N: usize>(
             results.as_mut_ptr(),
         )
     };
+    // SAFETY: what the call returned.
+    unsafe { outcome(message) }.map(|()| results.map(Array::from_raw))
+}
+
+/// # Safety
+/// `message` comes from a function of ours in C++: null, or a string that is given away.
+unsafe fn outcome(message: *mut c_char) -> Result<()> {
     if message.is_null() {
-        return Ok(results.map(Array::from_raw));
+        return Ok(());
     }
-    // SAFETY: a NUL-terminated string from `strdup`, freed once.
+    // SAFETY: a NUL-terminated string from `strdup`, freed once, or the one that is never freed.
     let text = unsafe {
         let text = CStr::from_ptr(message).to_string_lossy().into_owned();
-        free(message.cast());
+        if !std::ptr::eq(message, &raw const mlx_bun_no_memory) {
+            free(message.cast());
+        }
         text
     };
     Err(Error::new(text))
+}
+
+/// An array over memory that `drop` releases, or a copy where `drop` is `None` or MLX takes no foreign memory.
+///
+/// # Errors
+/// When there is not enough memory.
+///
+/// # Safety
+/// `data` holds the elements of `shape`, which are not written to until `drop` is called.
+pub(super) unsafe fn array_of(
+    data: *const c_void,
+    shape: &[i32],
+    dtype: Dtype,
+    payload: *mut c_void,
+    drop: Option<Drop>,
+) -> Result<Array> {
+    stream();
+    let mut raw = ffi::mlx_array_ { ctx: std::ptr::null_mut() };
+    // SAFETY: the caller's promise; the shape lives through the call.
+    unsafe {
+        let (ndim, dtype) = (shape.len() as i32, dtype.raw() as i32);
+        outcome(mlx_bun_array(data.cast_mut(), shape.as_ptr(), ndim, dtype, payload, drop, &mut raw))?;
+    }
+    Ok(Array::from_raw(raw))
 }
 
 #[cfg(test)]
@@ -379,6 +436,26 @@ mod tests {
         let doubled = custom(c"double", Arc::new(Double), &[&before], &[3, 2], Dtype::Float32).unwrap();
         let after = doubled.add_scalar(0.5).unwrap();
         assert_eq!(after.to_vec::<f32>().unwrap(), [4.5, 10.5, 6.5, 12.5, 8.5, 14.5]);
+    }
+
+    #[test]
+    fn an_error_without_memory_for_its_message_is_still_an_error() {
+        let message = message_in("wrong shape", |_| std::ptr::null_mut());
+        // SAFETY: as a primitive would return it.
+        let error = unsafe { outcome(message) }.unwrap_err().to_string();
+        assert!(error.contains("not enough memory"), "{error}");
+        // SAFETY: as above.
+        assert_eq!(unsafe { outcome(for_cpp("wrong shape")) }.unwrap_err().to_string(), "wrong shape");
+    }
+
+    #[test]
+    fn an_array_that_does_not_fit_into_memory_is_an_error() {
+        let x = Array::from_slice(&[1.0f32], &[1, 1]).unwrap();
+        let huge = [i32::MAX, i32::MAX];
+        let array = custom(c"double", Arc::new(Double), &[&x], &huge, Dtype::Float32).unwrap();
+        let error = array.eval().unwrap_err().to_string();
+        assert!(error.contains("not enough memory"), "{error}");
+        assert_eq!(x.add_scalar(1.0).unwrap().to_vec::<f32>().unwrap(), [2.0]);
     }
 
     #[test]

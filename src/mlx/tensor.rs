@@ -6,13 +6,13 @@ use std::sync::Arc;
 use mlx_sys as ffi;
 
 use super::array::Array;
-use super::device::stream;
 use super::dtype::Dtype;
-use super::error::{Error, Result, last_error};
+use super::error::{Error, Result};
+use super::kernel::{Drop, array_of};
 use crate::checkpoint::tensor::{Tensor, TensorData};
 
 extern "C" fn release(payload: *mut c_void) {
-    // SAFETY: made by `Box::into_raw` in `from_tensor` and released once, by MLX.
+    // SAFETY: made by `Box::into_raw` in `from_tensor` and released once, by the array.
     drop(unsafe { Box::from_raw(payload.cast::<TensorData>()) });
 }
 
@@ -31,35 +31,14 @@ impl Array {
         if Some(bytes.len()) != size.checked_mul(dtype.size()) {
             return Err(Error::new(format!("{} bytes do not fill {:?}", bytes.len(), tensor.shape)));
         }
-        stream();
         let aligned = bytes.as_ptr().addr().is_multiple_of(dtype.size());
-        // SAFETY: the bytes fill the shape. In the first case MLX copies them during the call. In the second the
-        // payload owns (a reference to) the mapping or the buffer until MLX releases it, and MLX does not write
-        // to arrays that were made from outside data.
-        let raw = unsafe {
-            if !aligned || bytes.is_empty() {
-                ffi::mlx_array_new_data(
-                    bytes.as_ptr().cast(),
-                    shape.as_ptr(),
-                    shape.len() as i32,
-                    dtype.raw(),
-                )
-            } else {
-                let payload = Box::into_raw(Box::new(tensor.data.clone()));
-                ffi::mlx_array_new_data_managed_payload(
-                    bytes.as_ptr().cast_mut().cast(),
-                    shape.as_ptr(),
-                    shape.len() as i32,
-                    dtype.raw(),
-                    payload.cast(),
-                    Some(release),
-                )
-            }
+        let (payload, drop): (_, Option<Drop>) = match aligned && !bytes.is_empty() {
+            true => (Box::into_raw(Box::new(tensor.data.clone())).cast(), Some(release)),
+            false => (std::ptr::null_mut(), None),
         };
-        if raw.ctx.is_null() {
-            return Err(last_error());
-        }
-        let array = Array::from_raw(raw);
+        // SAFETY: the bytes fill the shape. The payload owns (a reference to) the mapping or the buffer until it is
+        // released, and MLX does not write to arrays that were made from outside data.
+        let array = unsafe { array_of(bytes.as_ptr().cast(), &shape, dtype, payload, drop) }?;
         // SAFETY: an array made from data has it at once.
         let copied = unsafe { ffi::mlx_array_data_uint8(array.raw) } != bytes.as_ptr();
         if copied {

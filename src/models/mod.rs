@@ -61,6 +61,16 @@ pub trait Model {
     /// What each layer attends to, in order.
     fn layer_kinds(&self) -> &[LayerKind];
 
+    /// The most tokens of a prompt that [`forward`](Self::forward) computes before anybody can stop it, where all layers
+    /// of a sequence with these caches are computed as one: feeding more in parts of this size changes no bit. `None`
+    /// where layers are computed one by one.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    fn rows_at_once(&self, _caches: &[LayerCache]) -> Result<Option<usize>> {
+        Ok(None)
+    }
+
     /// Its linear modules, and what adapters put on them.
     fn adapters(&self) -> &Adapters;
 
@@ -190,6 +200,22 @@ mod tests {
         for window in [0, -1, i32::MIN] {
             let error = sliding(window).unwrap_err().to_string();
             assert!(error.starts_with("config.json: `sliding_window` is "), "{error}");
+        }
+    }
+
+    #[test]
+    fn odd_heads_are_refused_by_name_whatever_the_rotation() {
+        for dims in [1, 3, 127] {
+            for kind in ["default", "llama3", "yarn", "no such"] {
+                let scaling = serde_json::json!({"rope_type": kind});
+                let scaling = scaling.as_object();
+                let args = RopeArgs { dims, base: 1e4, traditional: false, scaling, max_positions: None };
+                let error = Rope::new(&args).err().unwrap().to_string();
+                assert!(
+                    error.starts_with("config.json: `head_dim` is ") && error.contains("even"),
+                    "{error}"
+                );
+            }
         }
     }
 

@@ -5,7 +5,7 @@ use super::fused::BlockDescription;
 use super::layers::{Attention, Context, Embedding, GatedMlp, Head, Linear, RmsNorm, Weight, attention_mask};
 use crate::cache::{LayerCache, LayerKind};
 use crate::mlx::fast::Mask;
-use crate::mlx::{Array, Result};
+use crate::mlx::{Array, Result, cpu_ops};
 
 /// A decoder.
 #[derive(Clone)]
@@ -131,6 +131,12 @@ impl BlockPieces {
 }
 
 impl Pieces {
+    /// Whether any of its layers' products can be computed in integers (`--cpu-precision`), given a processor for it.
+    pub fn takes_integers(&mut self) -> bool {
+        let mut linears = self.blocks.iter_mut().flat_map(BlockPieces::linears);
+        linears.any(|(_, linear)| linear.weight().params().is_some_and(cpu_ops::takes_integers))
+    }
+
     /// Ids `[B, L]` to the first hidden state.
     ///
     /// # Errors

@@ -107,10 +107,15 @@ impl Rope {
     /// Builds the variant that `args.scaling` names.
     ///
     /// # Errors
-    /// An unknown variant, one whose parameters are missing (the message names them), or an absurd width.
+    /// An unknown variant, one whose parameters are missing (the message names them), or an absurd or odd width.
     pub fn new(args: &RopeArgs) -> std::result::Result<Self, ConfigError> {
         if !(1..=MOST_DIMS).contains(&args.dims) {
             let text = format!("is {}, and heads have 1 to {MOST_DIMS} features", args.dims);
+            return Err(ConfigError::new("head_dim", text));
+        }
+        if args.dims % 2 != 0 {
+            let text =
+                format!("is {}, and must be even: rotary embeddings turn features in pairs", args.dims);
             return Err(ConfigError::new("head_dim", text));
         }
         let empty = Map::new();

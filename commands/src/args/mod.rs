@@ -23,10 +23,8 @@ pub type Warnings = Vec<String>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Switch {
     /// On
-    #[value(alias = "true", alias = "1")]
     On,
     /// Off
-    #[value(alias = "false", alias = "0")]
     Off,
 }
 

@@ -272,7 +272,7 @@ impl Bench {
         let resolved = source_model(name)?;
         printer.detail(&format!("model: {}", resolved.source.path().display()));
         let adapter = args.adapter.adapter_path.as_deref().map(Adapter::open).transpose()?;
-        let loaded = mlx_bun::load::load_adapted(&resolved.source, adapter)?;
+        let loaded = crate::load::load_adapted(&resolved.source, adapter, printer)?;
         let kv_cache = KvCache {
             max_size: None,
             quantization: None,

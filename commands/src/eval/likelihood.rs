@@ -47,7 +47,7 @@ pub fn run(job: &Job, report: &mut Report) -> anyhow::Result<bool> {
 
 fn load(job: &Job) -> anyhow::Result<LoadedModel> {
     let adapter = job.settings.adapter.as_ref().map(|(path, _)| Adapter::open(path)).transpose()?;
-    Ok(mlx_bun::load::load_adapted(&job.resolved.source, adapter)?)
+    Ok(crate::load::load_adapted(&job.resolved.source, adapter, job.printer)?)
 }
 
 fn questions(job: &Job, plan: &Plan, loaded: &LoadedModel) -> anyhow::Result<Vec<Choices>> {

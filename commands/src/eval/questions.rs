@@ -74,7 +74,7 @@ fn start(job: &Job) -> anyhow::Result<(Engine, ModelParts)> {
     let (source, told) = (job.resolved.source.clone(), job.printer.clone());
     let load = move || {
         choose_numerics(numerics, &told).map_err(LoadFailure)?;
-        mlx_bun::load::load(&source).map_err(|error| LoadFailure(error.into()))
+        crate::load::load_adapted(&source, None, &told).map_err(|error| LoadFailure(error.into()))
     };
     let (engine, parts) = Engine::start(options, load).map_err(|error| match error {
         StartError::Load(LoadFailure(error)) => error,

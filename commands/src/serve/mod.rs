@@ -128,7 +128,7 @@ fn start(
     }
     let load = move || {
         choose_numerics(numerics, &told).map_err(LoadFailure)?;
-        mlx_bun::load::load_adapted(&source, whole).map_err(|error| LoadFailure(error.into()))
+        crate::load::load_adapted(&source, whole, &told).map_err(|error| LoadFailure(error.into()))
     };
     let (engine, parts) = Engine::start(plan.engine.clone(), load).map_err(|error| match error {
         StartError::Load(LoadFailure(error)) => error,

@@ -77,7 +77,7 @@ pub fn load(
     if let Some(recorded) = &settings.resume_model {
         recorded::check_model(recorded, &path)?;
     }
-    let loaded = mlx_bun::load::load_adapted(&resolved.source, adapter)?;
+    let loaded = crate::load::load_adapted(&resolved.source, adapter, printer)?;
     let words = Words { tokenizer: loaded.tokenizer, chat_templates: loaded.chat_templates };
     Ok((Base { model: loaded.model, weight_bytes: loaded.weight_bytes, path, folder }, words))
 }

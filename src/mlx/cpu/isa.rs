@@ -120,10 +120,11 @@ impl Isa {
         }
     }
 
-    /// What a setting such as `MLX_BUN_CPU_ISA` asks for: `None`, the empty string and `auto` mean the best.
+    /// What a setting such as `MLX_BUN_CPU_ISA` asks for: `None`, the empty string and `auto` mean the best; case does not matter.
     pub fn from_setting(setting: Option<&str>) -> Result<Self, IsaError> {
         match setting.map(str::trim) {
-            None | Some("" | "auto") => Ok(Self::detect()),
+            None | Some("") => Ok(Self::detect()),
+            Some(name) if name.eq_ignore_ascii_case("auto") => Ok(Self::detect()),
             Some(name) => Level::ALL
                 .into_iter()
                 .find(|level| level.name().eq_ignore_ascii_case(name))
@@ -169,7 +170,7 @@ mod tests {
     #[test]
     fn auto_is_the_best_available() {
         let best = Isa::available().last().copied().unwrap();
-        for setting in [None, Some(""), Some("auto"), Some(" auto ")] {
+        for setting in [None, Some(""), Some("auto"), Some(" auto "), Some("AUTO")] {
             assert_eq!(Isa::from_setting(setting), Ok(best));
         }
         assert_eq!(Isa::detect(), best);
@@ -178,7 +179,9 @@ mod tests {
     #[test]
     fn every_available_level_can_be_forced_by_name() {
         for isa in Isa::available() {
-            assert_eq!(Isa::from_setting(Some(isa.level().name())), Ok(isa));
+            let name = isa.level().name();
+            assert_eq!(Isa::from_setting(Some(name)), Ok(isa));
+            assert_eq!(Isa::from_setting(Some(&name.to_uppercase())), Ok(isa));
         }
         assert_eq!(Isa::from_setting(Some("plain")), Ok(Isa::PLAIN));
     }

@@ -4,6 +4,7 @@
 //! [`kernels`] computes on plain slices. Every kernel accumulates in f32, and a row of its result depends neither
 //! on the other rows, nor on how many there are, nor on the number of threads.
 
+pub mod allocation;
 pub mod coding;
 pub mod isa;
 pub mod kernels;

@@ -247,6 +247,11 @@ impl FusedDecoder {
         if rows.len() != batch as usize || length < 1 {
             return refuse("decoder", format!("{tokens:?} for {} sequences", rows.len()));
         }
+        let mut stores: Vec<_> = rows.iter().flat_map(|row| &row.stores).map(Arc::as_ptr).collect();
+        stores.sort_unstable();
+        if stores.windows(2).any(|pair| pair[0] == pair[1]) {
+            return refuse("decoder", "two sequences have the same cache; give each its own");
+        }
         let decoder = &self.model.decoder;
         let whole = length == 1;
         let width = if whole { decoder.vocabulary() } else { decoder.hidden() } as i32;
@@ -332,8 +337,10 @@ impl Fused {
         if rows > FEW_ROWS {
             return work(&mut make(rows.min(MOST_ROWS))?);
         }
+        let (isa, pool) = (kernels.isa(), kernels.pool());
+        let suits = |workspace: &Workspace| workspace.suits(&self.decoder, isa, pool, precision, rows);
         let mut small = self.small.lock().unwrap_or_else(PoisonError::into_inner);
-        let workspace = match small.take().filter(|workspace| workspace.suits(precision, rows)) {
+        let workspace = match small.take().filter(|workspace| suits(workspace)) {
             Some(workspace) => workspace,
             None => make(rows)?,
         };
@@ -381,7 +388,7 @@ impl Kernel for StepNode {
                     let list: Vec<Sequence> = rows
                         .iter()
                         .map(|row| Sequence {
-                            position: row.position + fed,
+                            position: row.position.saturating_add(fed),
                             length: count,
                             stores: &row.stores,
                         })
@@ -389,9 +396,7 @@ impl Kernel for StepNode {
                     let range = if logits { 0..tokens.len() } else { fed..fed + count };
                     let out = &mut out[range.start * width..range.end * width];
                     let step = Step { decoder, tokens: &tokens[range], sequences: &list, logits };
-                    // SAFETY: nodes that use a store are ordered by their inputs, and the store's owner waits for the
-                    // last before it touches it.
-                    unsafe { step.run(isa, pool, workspace, out) }.map_err(text)?;
+                    step.run(isa, pool, workspace, out).map_err(text)?;
                     fed += count;
                 }
             }

@@ -5,7 +5,7 @@ use super::{Attention, AttentionArgs, Embedding, GatedMlp, GatedMlpArgs, Linear,
 use crate::cache::{LayerCache, LayerKind};
 use crate::lora::Adapters;
 use crate::mlx::fast::Mask;
-use crate::mlx::{Array, Result};
+use crate::mlx::{Array, Result, cpu_ops};
 use crate::models::Model;
 use crate::models::fused::{self, BlockDescription, DecoderDescription, Fused};
 use crate::models::loader::{LoadError, Loader, NormKind};
@@ -243,6 +243,11 @@ impl<B: Block> Model for Decoder<B> {
 
     fn prepare(&self) -> Result<()> {
         self.fused().map_or(Ok(()), |fused| fused.prepare(|| self.describe()))
+    }
+
+    fn rows_at_once(&self, caches: &[LayerCache]) -> Result<Option<usize>> {
+        let Some(fused) = self.fused() else { return Ok(None) };
+        Ok(fused.takes(caches, || self.describe())?.then_some(cpu_ops::MOST_ROWS))
     }
 
     fn adapters(&self) -> &Adapters {

@@ -278,8 +278,7 @@ fn main() {
                 let list = [Sequence { position, length, stores: &sequences[0] }];
                 let step = Step { decoder: &decoder, tokens, sequences: &list, logits: false };
                 let out = &mut out[..length * shape.hidden];
-                // SAFETY: nobody else has the stores; the decoder passed its check.
-                unsafe { step.run(isa, &pool, &mut workspace, out) }.unwrap();
+                step.run(isa, &pool, &mut workspace, out).unwrap();
             }
         } else {
             let tokens: Vec<u32> = (0..rows).map(|row| (row * 37 + round) as u32).collect();
@@ -289,8 +288,7 @@ fn main() {
                 .collect();
             let mut out = vec![0.0; rows * shape.vocabulary];
             let step = Step { decoder: &decoder, tokens: &tokens, sequences: &list, logits: true };
-            // SAFETY: nobody else has the stores; the decoder passed its check.
-            unsafe { step.run(isa, &pool, &mut workspace, &mut out) }.unwrap();
+            step.run(isa, &pool, &mut workspace, &mut out).unwrap();
         }
         if round % 10 > 0 {
             times.0.push(clock.elapsed().as_secs_f64());

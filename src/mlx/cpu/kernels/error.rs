@@ -51,6 +51,12 @@ pub enum KernelError {
         /// The operands.
         what: &'static str,
     },
+    /// A cache that two sequences, or two steps, write to.
+    #[error("{op}: a cache is in use by another sequence or step; give each sequence its own")]
+    Shared {
+        /// The kernel.
+        op: &'static str,
+    },
     /// A row index past the end of a table.
     #[error("{op}: index {index} is outside the table's {rows} rows")]
     IndexOutOfRange {

@@ -6,7 +6,7 @@ use super::super::super::{Isa, Pool};
 use super::super::attention::Partials;
 use super::super::error::KernelError;
 use super::super::matmul::{Arranged, Arrangement, Matrix, Operand, Precision, RowList};
-use super::super::rope::Angles;
+use super::super::rope::{Angles, Rope};
 use super::step::Phase;
 use super::{Decoder, OP};
 
@@ -47,8 +47,59 @@ pub(super) struct Place {
     pub ready: Option<Phase>,
 }
 
+/// What the sizes of a workspace depend on.
+#[derive(PartialEq)]
+struct Needs {
+    /// Arrangements and widths of the rows that products multiply.
+    wanted: Vec<(Arrangement, usize)>,
+    hidden: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    intermediate: usize,
+    post_norms: bool,
+    /// Rotated features of each rotation.
+    rotated: Vec<usize>,
+}
+
+impl Needs {
+    fn of(decoder: &Decoder<'_>, isa: Isa, precision: Precision) -> Self {
+        let mut wanted: Vec<(Arrangement, usize)> = Vec::new();
+        let mut need = |matrix: &Matrix<'_>| {
+            let kind = (Arrangement::new(isa, matrix, precision), matrix.columns());
+            if !wanted.contains(&kind) {
+                wanted.push(kind);
+            }
+        };
+        let (mut intermediate, mut post_norms) = (0, false);
+        for layer in &decoder.layers {
+            let (attention, mlp) = (&layer.attention, &layer.mlp);
+            for projection in [&attention.q, &attention.k, &attention.v, &attention.o] {
+                need(&projection.matrix);
+            }
+            for projection in [&mlp.gate, &mlp.up, &mlp.down] {
+                need(&projection.matrix);
+            }
+            intermediate = intermediate.max(mlp.gate.matrix.rows());
+            post_norms |= attention.post_norm.is_some() || mlp.post_norm.is_some();
+        }
+        need(&decoder.head.matrix);
+        Self {
+            wanted,
+            hidden: decoder.hidden(),
+            heads: decoder.heads,
+            kv_heads: decoder.kv_heads,
+            head_dim: decoder.head_dim,
+            intermediate,
+            post_norms,
+            rotated: decoder.ropes.iter().map(Rope::dims).collect(),
+        }
+    }
+}
+
 /// Memory for steps of up to so many rows of one decoder, at one precision.
 pub struct Workspace {
+    needs: Needs,
     pub(super) precision: Precision,
     pub(super) rows: usize,
     pub(super) all: RowList,
@@ -95,26 +146,8 @@ impl Workspace {
         rows: usize,
     ) -> Result<Self, KernelError> {
         let too_many = |_| KernelError::Unsupported { op: OP, what: "the rows", found: rows, rule: "fewer" };
-        let mut wanted: Vec<(Arrangement, usize)> = Vec::new();
-        let mut need = |matrix: &Matrix<'_>| {
-            let kind = (Arrangement::new(isa, matrix, precision), matrix.columns());
-            if !wanted.contains(&kind) {
-                wanted.push(kind);
-            }
-        };
-        let (mut intermediate, mut post_norms) = (0, false);
-        for layer in &decoder.layers {
-            let (attention, mlp) = (&layer.attention, &layer.mlp);
-            for projection in [&attention.q, &attention.k, &attention.v, &attention.o] {
-                need(&projection.matrix);
-            }
-            for projection in [&mlp.gate, &mlp.up, &mlp.down] {
-                need(&projection.matrix);
-            }
-            intermediate = intermediate.max(mlp.gate.matrix.rows());
-            post_norms |= attention.post_norm.is_some() || mlp.post_norm.is_some();
-        }
-        need(&decoder.head.matrix);
+        let needs = Needs::of(decoder, isa, precision);
+        let Needs { intermediate, post_norms, .. } = needs;
         let (hidden, dim) = (decoder.hidden(), decoder.head_dim);
         let zeros = |width: usize| vec![0.0; rows * width];
         let place = || {
@@ -125,7 +158,7 @@ impl Workspace {
                 first: Vec::new(),
                 second: Vec::new(),
                 angles: angles.collect(),
-                operands: Operands::new(&wanted, few),
+                operands: Operands::new(&needs.wanted, few),
                 queries: vec![0.0; few * decoder.heads * dim],
                 ready: None,
             })
@@ -134,7 +167,7 @@ impl Workspace {
             precision,
             rows,
             all: RowList::new(rows).map_err(too_many)?,
-            operands: Operands::new(&wanted, rows),
+            operands: Operands::new(&needs.wanted, rows),
             hidden: zeros(hidden),
             queries: zeros(decoder.heads * dim),
             keys: zeros(decoder.kv_heads * dim),
@@ -144,11 +177,44 @@ impl Workspace {
             gated: zeros(intermediate),
             partials: Partials::default(),
             places: (0..pool.threads()).map(|_| place()).collect(),
+            needs,
         })
     }
 
-    /// Whether steps of `rows` rows at `precision` can use it.
-    pub fn suits(&self, precision: Precision, rows: usize) -> bool {
-        self.precision == precision && rows <= self.rows
+    /// Whether steps of `rows` rows of `decoder` can use it, at `precision`, with these instructions and threads.
+    pub fn suits(
+        &self,
+        decoder: &Decoder<'_>,
+        isa: Isa,
+        pool: &Pool,
+        precision: Precision,
+        rows: usize,
+    ) -> bool {
+        self.precision == precision
+            && rows <= self.rows
+            && self.places.len() == pool.threads()
+            && self.needs == Needs::of(decoder, isa, precision)
+    }
+
+    /// Refuses steps that it was not made for.
+    pub(super) fn check(
+        &self,
+        decoder: &Decoder<'_>,
+        isa: Isa,
+        pool: &Pool,
+        rows: usize,
+    ) -> Result<(), KernelError> {
+        let refuse = |what, found, rule| Err(KernelError::Unsupported { op: OP, what, found, rule });
+        if rows > self.rows {
+            return refuse("the number of rows", rows, "no more than the workspace has");
+        }
+        if !self.suits(decoder, isa, pool, self.precision, rows) {
+            return refuse(
+                "the workspace",
+                self.rows,
+                "one made for this decoder, these instructions and threads",
+            );
+        }
+        Ok(())
     }
 }

@@ -3,9 +3,11 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use half::f16;
 
+use super::super::super::allocation::fallibly;
 use super::super::error::KernelError;
 use super::super::floats::Floats;
 use super::super::simd::{Element as _, Kernel, LANES, Simd, from_f32};
@@ -54,6 +56,8 @@ pub struct KvStore {
     keys: NonNull<u8>,
     values: NonNull<u8>,
     layout: Layout,
+    /// Whether a step uses it.
+    claimed: AtomicBool,
 }
 
 // SAFETY: plain numbers; the functions that access them say who may do what.
@@ -95,9 +99,11 @@ impl KvStore {
             return refuse("the number of positions", positions, "less");
         };
         // SAFETY: the size is not zero.
-        let allocate = || NonNull::new(unsafe { alloc_zeroed(layout) });
+        let allocate = || NonNull::new(fallibly(|| unsafe { alloc_zeroed(layout) }));
         match (allocate(), allocate()) {
-            (Some(keys), Some(values)) => Ok(Self { shape, capacity, keys, values, layout }),
+            (Some(keys), Some(values)) => {
+                Ok(Self { shape, capacity, keys, values, layout, claimed: AtomicBool::new(false) })
+            }
             (keys, values) => {
                 for memory in [keys, values].into_iter().flatten() {
                     // SAFETY: allocated just now with the same layout.
@@ -106,6 +112,11 @@ impl KvStore {
                 refuse("the number of positions", positions, "less: there is not enough memory")
             }
         }
+    }
+
+    /// Takes the store for a step; `None` while another step, or another sequence of this one, has it.
+    pub(super) fn claim(&self) -> Option<Claim<'_>> {
+        (!self.claimed.swap(true, Ordering::Acquire)).then_some(Claim(self))
     }
 
     /// What it was made for.
@@ -255,6 +266,15 @@ impl KvStore {
             }
         }
         true
+    }
+}
+
+/// The right to use a store, until it is dropped.
+pub(super) struct Claim<'a>(&'a KvStore);
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.0.claimed.store(false, Ordering::Release);
     }
 }
 

@@ -145,7 +145,7 @@ impl Decoder<'_> {
         if self.kv_heads == 0 || self.heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
             return refuse("the number of query heads", self.heads, "a multiple of the key heads");
         }
-        if self.head_dim == 0 || self.layers.is_empty() {
+        if self.head_dim == 0 || self.layers.is_empty() || self.hidden() == 0 || self.vocabulary() == 0 {
             return refuse("a dimension", 0, "at least 1");
         }
         expect(OP, "the number of embedding tables", 1, self.embedding.experts())?;

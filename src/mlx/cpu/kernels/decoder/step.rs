@@ -54,20 +54,25 @@ pub(super) enum Phase {
 }
 
 impl Step<'_> {
-    fn check(&self, workspace: &Workspace, out: usize) -> Result<(), KernelError> {
+    fn check(&self, isa: Isa, pool: &Pool, workspace: &Workspace, out: usize) -> Result<(), KernelError> {
         let decoder = self.decoder;
+        decoder.check()?;
         let rows = self.tokens.len();
         let total = self.sequences.iter().try_fold(0usize, |sum, s| sum.checked_add(s.length));
         expect(OP, "the rows of all sequences", rows, total.unwrap_or(usize::MAX))?;
         let refuse = |what, found, rule| Err(KernelError::Unsupported { op: OP, what, found, rule });
-        if rows > MOST_ROWS || rows > workspace.rows {
-            return refuse("the number of rows", rows, "no more than the workspace has");
+        if rows > MOST_ROWS {
+            return refuse("the number of rows", rows, "no more than are computed at once");
         }
+        workspace.check(decoder, isa, pool, rows)?;
         let table = decoder.embedding.rows();
         if let Some(&index) = self.tokens.iter().find(|&&token| token as usize >= table) {
             return Err(KernelError::IndexOutOfRange { op: OP, index, rows: table });
         }
         for sequence in self.sequences {
+            if sequence.length == 0 {
+                return refuse("the length of a sequence", 0, "at least 1");
+            }
             expect(OP, "the number of caches", decoder.layers.len(), sequence.stores.len())?;
             let Some(end) = sequence.position.checked_add(sequence.length).filter(|&end| end < 1 << 31)
             else {
@@ -89,21 +94,22 @@ impl Step<'_> {
     /// Computes `[rows, vocabulary]` or `[rows, hidden]` and appends keys and values to the stores.
     ///
     /// # Errors
-    /// When something does not fit together, before anything is written; when the work fails.
-    ///
-    /// # Safety
-    /// Nobody else uses the stores meanwhile; the decoder passed its check.
-    pub unsafe fn run(
+    /// When something does not fit together or a store is in use by another step, before anything is written; when the
+    /// work fails.
+    pub fn run(
         &self,
         isa: Isa,
         pool: &Pool,
         workspace: &mut Workspace,
         out: &mut [f32],
     ) -> Result<(), KernelError> {
-        self.check(workspace, out.len())?;
+        self.check(isa, pool, workspace, out.len())?;
         if self.tokens.is_empty() {
             return Ok(());
         }
+        let stores = self.sequences.iter().flat_map(|sequence| sequence.stores);
+        let claims: Option<Vec<_>> = stores.map(|store| store.claim()).collect();
+        let _claims = claims.ok_or(KernelError::Shared { op: OP })?;
         let run = Run::new(self, isa, pool, workspace, out)?;
         let mut phases = vec![Phase::Embed];
         for layer in 0..self.decoder.layers.len() {
@@ -152,12 +158,13 @@ impl Decoder<'_> {
         hidden: &[f32],
         out: &mut [f32],
     ) -> Result<(), KernelError> {
+        self.check()?;
         let rows = hidden.len() / self.hidden();
         expect(OP, "the number of features", rows * self.hidden(), hidden.len())?;
         expect(OP, "the number of results", rows * self.vocabulary(), out.len())?;
-        if rows > workspace.rows {
-            let (what, rule) = ("the number of rows", "no more than the workspace has");
-            return Err(KernelError::Unsupported { op: OP, what, found: rows, rule });
+        workspace.check(self, isa, pool, rows)?;
+        if rows == 0 {
+            return Ok(());
         }
         workspace.hidden[..hidden.len()].copy_from_slice(hidden);
         let tokens = vec![0; rows];

@@ -335,6 +335,10 @@ impl<'a> Run<'a> {
         for (index, projection) in next.iter().enumerate() {
             let operand = self.operand(projection);
             let before = next[..index].iter().any(|p| self.operand(p) == operand);
+            let Some(operand) = operand else {
+                self.failed.store(true, Ordering::Relaxed);
+                continue;
+            };
             if !before {
                 // SAFETY: the operand has the row, which is this task's, or this thread's.
                 unsafe { operands[operand].2.set(self.isa, row, values) };
@@ -342,11 +346,10 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn operand(&self, projection: &Projection<'_>) -> usize {
+    fn operand(&self, projection: &Projection<'_>) -> Option<usize> {
         let matrix = &projection.matrix;
         let wanted = (Arrangement::new(self.isa, matrix, self.precision), matrix.columns());
-        // The workspace was made for all matrices of the decoder.
-        self.operands.iter().position(|&(kind, columns, _)| (kind, columns) == wanted).unwrap_or(0)
+        self.operands.iter().position(|&(kind, columns, _)| (kind, columns) == wanted)
     }
 
     /// A part of one of several products of the same rows, written where it belongs.
@@ -380,7 +383,11 @@ impl<'a> Run<'a> {
         stride: usize,
         operands: &ArrangedList,
     ) {
-        let x = operands[self.operand(projection)].2;
+        let Some(operand) = self.operand(projection) else {
+            self.failed.store(true, Ordering::Relaxed);
+            return;
+        };
+        let x = operands[operand].2;
         let Projection { matrix, bias } = projection;
         let part = Part { matrix, bias: *bias, x, all: self.all, rows, outputs };
         // SAFETY: the operand was arranged before; the place is this task's.

@@ -195,8 +195,7 @@ impl Bench<'_> {
             .map(|&(position, length, stores)| Sequence { position, length, stores })
             .collect();
         let step = Step { decoder, tokens, sequences: &sequences, logits };
-        // SAFETY: the stores are this call's.
-        unsafe { step.run(isa, pool, &mut workspace, &mut out).unwrap() };
+        step.run(isa, pool, &mut workspace, &mut out).unwrap();
         out
     }
 
@@ -413,8 +412,7 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
     let mut run = |tokens: &[u32], position, length, stores: &[Arc<KvStore>], out: usize| {
         let sequences = [Sequence { position, length, stores }];
         let step = Step { decoder: &decoder, tokens, sequences: &sequences, logits: true };
-        // SAFETY: the stores are this test's.
-        unsafe { step.run(isa, &pool, &mut workspace, &mut vec![0.0; out]) }.map_err(|e| e.to_string())
+        step.run(isa, &pool, &mut workspace, &mut vec![0.0; out]).map_err(|e| e.to_string())
     };
     let unknown = run(&[5, 77], 0, 2, &stores, 2 * VOCABULARY).unwrap_err();
     assert_eq!(unknown, "decoder: index 77 is outside the table's 77 rows");
@@ -423,4 +421,71 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
     assert!(run(&[5], 0, 1, &stores, 3).unwrap_err().contains("the number of results"));
     assert!(run(&[5; 5], 0, 5, &stores, 5 * VOCABULARY).unwrap_err().contains("the number of rows"));
     run(&[5], 63, 1, &stores, VOCABULARY).unwrap();
+    assert!(run(&[], 0, 0, &stores, 0).unwrap_err().contains("the length of a sequence"));
+}
+
+#[test]
+fn a_cache_that_two_use_is_refused() {
+    let pool = Pool::new(1).unwrap();
+    let decoder = decoder(FAMILIES[0]);
+    let isa = Isa::detect();
+    let stores = stores(&decoder, KvType::F16, 64);
+    let mut workspace = Workspace::new(&decoder, isa, &pool, Precision::Exact, 4).unwrap();
+    let twice = [Sequence { position: 0, length: 1, stores: &stores }; 2];
+    let mut run = |sequences: &[Sequence<'_>]| {
+        let tokens = vec![5; sequences.len()];
+        let step = Step { decoder: &decoder, tokens: &tokens, sequences, logits: true };
+        step.run(isa, &pool, &mut workspace, &mut vec![0.0; tokens.len() * VOCABULARY])
+    };
+    assert_eq!(run(&twice), Err(KernelError::Shared { op: OP }));
+    let claim = stores[1].claim().unwrap();
+    assert_eq!(run(&twice[..1]), Err(KernelError::Shared { op: OP }));
+    drop(claim);
+    // What was refused has let go of everything.
+    run(&twice[..1]).unwrap();
+    run(&twice[..1]).unwrap();
+}
+
+#[test]
+fn a_workspace_of_another_decoder_is_refused() {
+    let (one, two) = (Pool::new(1).unwrap(), Pool::new(2).unwrap());
+    let isa = Isa::detect();
+    let (ours, other) = (decoder(FAMILIES[0]), decoder(FAMILIES[1]));
+    let stores = stores(&ours, KvType::F16, 64);
+    let try_it = |workspace: &mut Workspace, pool: &Pool, isa: Isa| {
+        let sequences = [Sequence { position: 0, length: 1, stores: &stores }];
+        let step = Step { decoder: &ours, tokens: &[5], sequences: &sequences, logits: true };
+        let stepped = step.run(isa, pool, workspace, &mut [0.0; VOCABULARY]);
+        let hidden = vec![0.5; ours.hidden()];
+        let headed = ours.logits(isa, pool, workspace, &hidden, &mut [0.0; VOCABULARY]);
+        assert_eq!(stepped, headed);
+        stepped.map_err(|error| error.to_string())
+    };
+    let make =
+        |decoder: &Decoder<'_>, pool: &Pool| Workspace::new(decoder, isa, pool, Precision::Exact, 1).unwrap();
+    try_it(&mut make(&ours, &one), &one, isa).unwrap();
+    for (mut workspace, pool) in [(make(&other, &one), &one), (make(&ours, &one), &two)] {
+        assert!(try_it(&mut workspace, pool, isa).unwrap_err().contains("made for this decoder"));
+        assert!(!workspace.suits(&ours, isa, pool, Precision::Exact, 1));
+    }
+    if isa.has_vnni() {
+        let mut rounded = Workspace::new(&ours, isa, &one, Precision::Int8, 1).unwrap();
+        assert!(try_it(&mut rounded, &one, Isa::PLAIN).unwrap_err().contains("made for this decoder"));
+    }
+}
+
+#[test]
+fn logits_of_lengths_that_do_not_fit_are_refused() {
+    let pool = Pool::new(1).unwrap();
+    let (decoder, isa) = (decoder(FAMILIES[0]), Isa::detect());
+    let mut workspace = Workspace::new(&decoder, isa, &pool, Precision::Exact, 2).unwrap();
+    let mut logits = |hidden: usize, out: usize| {
+        decoder.logits(isa, &pool, &mut workspace, &vec![0.0; hidden], &mut vec![0.0; out])
+    };
+    let (width, vocabulary) = (decoder.hidden(), VOCABULARY);
+    assert!(logits(width + 1, vocabulary).is_err());
+    assert!(logits(width, vocabulary - 1).is_err());
+    assert!(logits(3 * width, 3 * vocabulary).is_err());
+    logits(0, 0).unwrap();
+    logits(2 * width, 2 * vocabulary).unwrap();
 }

@@ -9,7 +9,7 @@
 //! to the operands of the dot-product instruction in first-level cache.
 
 use super::matrix::{Matrix, Storage};
-use crate::coding::QuantMode;
+use crate::coding::{QuantMode, QuantParams};
 
 #[cfg(target_arch = "x86_64")]
 mod kernel;
@@ -21,12 +21,15 @@ pub(super) use kernel::{BLOCK_ROWS, PANEL, Rounded, part, round_range, run};
 #[cfg(target_arch = "x86_64")]
 pub(super) use operand::{Int8, Int16};
 
+/// Whether there are integer kernels for weights that are packed so.
+pub fn takes_integers(quantization: QuantParams) -> bool {
+    quantization.mode == QuantMode::Affine && matches!(quantization.bits, 4 | 8)
+}
+
 /// Whether there are integer kernels for the weights.
 pub(super) fn supports(matrix: &Matrix<'_>) -> bool {
     match matrix.storage {
-        Storage::Packed { quantization, .. } => {
-            quantization.mode == QuantMode::Affine && matches!(quantization.bits, 4 | 8)
-        }
+        Storage::Packed { quantization, .. } => takes_integers(quantization),
         Storage::Dense(_) => false,
     }
 }

@@ -34,6 +34,7 @@ mod simd;
 mod source;
 mod staged;
 
+pub use integer::takes_integers;
 pub(super) use matrix::Storage;
 pub use matrix::{Matrix, Scales};
 pub(super) use staged::{Arranged, Arrangement, Operand, Part, RowList};
