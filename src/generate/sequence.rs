@@ -9,7 +9,7 @@ use super::limits::Limits;
 use super::step::{ControlFlow, KvQuantization, Step, StepError, StepOptions};
 use crate::cache::{LayerCache, maybe_quantize};
 use crate::levers;
-use crate::mlx::cpu_ops::{self, Kernels, in_prefill};
+use crate::mlx::cpu_ops::{self, Kernels, filling_caches};
 use crate::mlx::random::RandomState;
 use crate::mlx::{self, Array, DeviceKind, Dtype, memory};
 use crate::models::Model;
@@ -137,7 +137,7 @@ impl Sequence {
             let count = part.min(end - self.fed);
             let chunk = token_array(&self.prompt[self.fed..self.fed + count])?;
             let ids = chunk.expand_dims(0)?;
-            in_prefill(|| model.forward(&ids, Some(&mut self.caches)))?;
+            filling_caches(|| model.forward(&ids, Some(&mut self.caches)))?;
             // After the whole chunk, as in mlx-lm: what a position attends to does not depend on the parts.
             if self.fed + count == end {
                 self.quantize_caches()?;

@@ -8,9 +8,10 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::operands::{Run, floats_mut, floats_of, nth, ordered, text};
+use super::precision::only_fills_caches;
 use super::{Activation, Kernels, MatrixKind, Rotation, refuse};
 use crate::mlx::cpu::kernels::decoder::{
-    AttentionBlock, Decoder, Layer, MOST_ROWS, MlpBlock, Norm, Projection, Sequence, Step, Workspace,
+    AttentionBlock, Decoder, Layer, MOST_ROWS, MlpBlock, Norm, Projection, Sequence, Step, Wanted, Workspace,
 };
 pub use crate::mlx::cpu::kernels::decoder::{KvShape, KvStore, KvType};
 use crate::mlx::cpu::kernels::matmul::{Matrix, Precision};
@@ -253,8 +254,12 @@ impl FusedDecoder {
             return refuse("decoder", "two sequences have the same cache; give each its own");
         }
         let decoder = &self.model.decoder;
-        let whole = length == 1;
-        let width = if whole { decoder.vocabulary() } else { decoder.hidden() } as i32;
+        let wanted = match length {
+            _ if only_fills_caches() => Wanted::Nothing,
+            1 => Wanted::Logits,
+            _ => Wanted::Hidden,
+        };
+        let (hidden, vocabulary) = (decoder.hidden() as i32, decoder.vocabulary() as i32);
         let precision = self.kernels.precision().now();
         let inputs: Vec<&Array> = [tokens].into_iter().chain(after.iter().copied()).collect();
         let node = StepNode {
@@ -263,16 +268,21 @@ impl FusedDecoder {
             precision,
             rows,
             length: length as usize,
+            wanted,
         };
-        let shape = [batch, length, width];
-        let out = custom(c"decoder", Arc::new(node), &inputs, &shape, Dtype::Float32)?;
-        if whole {
+        let all = [batch, length, vocabulary];
+        let shape: &[i32] = match wanted {
+            Wanted::Logits => &all,
+            Wanted::Hidden => &[batch, length, hidden],
+            Wanted::Nothing => &[1],
+        };
+        let out = custom(c"decoder", Arc::new(node), &inputs, shape, Dtype::Float32)?;
+        if wanted == Wanted::Logits {
             return Ok((out.clone(), out));
         }
         // Most of a prompt's logits are never asked for, so they are a node of their own.
-        let node = HeadNode { kernels: self.kernels.clone(), model: self.model.clone(), precision };
-        let shape = [batch, length, decoder.vocabulary() as i32];
-        let logits = custom(c"decoder_head", Arc::new(node), &[&out], &shape, Dtype::Float32)?;
+        let node = HeadNode { kernels: self.kernels.clone(), model: self.model.clone(), precision, wanted };
+        let logits = custom(c"decoder_head", Arc::new(node), &[&out], &all, Dtype::Float32)?;
         Ok((logits, out))
     }
 }
@@ -355,6 +365,7 @@ struct StepNode {
     precision: Precision,
     rows: Vec<DecoderRow>,
     length: usize,
+    wanted: Wanted,
 }
 
 impl Kernel for StepNode {
@@ -373,15 +384,17 @@ impl Kernel for StepNode {
         };
         let (decoder, length) = (&self.model.decoder, self.length);
         let (isa, pool) = (self.kernels.isa(), self.kernels.pool());
-        let width = out.len() / (self.rows.len() * length).max(1);
-        let logits = length == 1;
+        let width = match self.wanted {
+            Wanted::Nothing => 0,
+            _ => out.len() / (self.rows.len() * length).max(1),
+        };
+        out[self.rows.len() * length * width..].fill(0.0);
         // One token of each sequence at a time, or one sequence after the other.
-        let (sequences, most) = if logits { (MOST_ROWS, 1) } else { (1, MOST_ROWS) };
+        let (sequences, most) = if length == 1 { (MOST_ROWS, 1) } else { (1, MOST_ROWS) };
         let largest = self.rows.len().min(sequences) * length.min(most);
         self.model.with_workspace(&self.kernels, self.precision, largest, &mut |workspace| {
-            let tokens = tokens.chunks(sequences * length);
-            let outs = out.chunks_mut(sequences * length * width);
-            for ((rows, tokens), out) in self.rows.chunks(sequences).zip(tokens).zip(outs) {
+            let mut first = 0;
+            for rows in self.rows.chunks(sequences) {
                 let mut fed = 0;
                 while fed < length {
                     let count = most.min(length - fed);
@@ -393,11 +406,12 @@ impl Kernel for StepNode {
                             stores: &row.stores,
                         })
                         .collect();
-                    let range = if logits { 0..tokens.len() } else { fed..fed + count };
+                    let range = first..first + rows.len() * count;
                     let out = &mut out[range.start * width..range.end * width];
-                    let step = Step { decoder, tokens: &tokens[range], sequences: &list, logits };
+                    let (sequences, wanted) = (&list[..], self.wanted);
+                    let step = Step { decoder, tokens: &tokens[range.clone()], sequences, wanted };
                     step.run(isa, pool, workspace, out).map_err(text)?;
-                    fed += count;
+                    (fed, first) = (fed + count, range.end);
                 }
             }
             Ok(())
@@ -410,10 +424,15 @@ struct HeadNode {
     kernels: Kernels,
     model: Arc<Fused>,
     precision: Precision,
+    /// What the step before gives.
+    wanted: Wanted,
 }
 
 impl Kernel for HeadNode {
     fn run(&self, inputs: &[View], outputs: &[View]) -> Run<()> {
+        if self.wanted == Wanted::Nothing {
+            return Err("logits of a chunk that was only to fill the caches".into());
+        }
         let hidden = ordered::<f32>(nth(inputs, 0)?, Dtype::Float32)?;
         let FloatsMut::F32(out) = floats_mut(nth(outputs, 0)?)? else {
             return Err("expected float32".into());

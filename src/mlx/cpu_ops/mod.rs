@@ -43,7 +43,7 @@ pub use decoder::{
     DecoderPlan, DecoderRow, FusedDecoder, KvShape, KvStore, KvType, LayerPlan, NormPlan, ProjectionPlan,
 };
 pub use matrix::MatrixKind;
-pub use precision::{AUTO, CpuPrecision, PrecisionError, in_prefill};
+pub use precision::{AUTO, CpuPrecision, PrecisionError, filling_caches, in_prefill};
 pub use rope::Rotation;
 
 use super::cpu::isa::IsaError;

@@ -45,8 +45,8 @@ impl CpuPrecision {
     pub(super) fn now(self) -> Precision {
         let mode = if self == Self::Auto { AUTO } else { self };
         match mode {
-            Self::Int16 if PHASE.get() == Phase::Prefill => Precision::Int16,
-            Self::Int8 if PHASE.get() == Phase::Prefill => Precision::Int8,
+            Self::Int16 if PHASE.get() != Phase::Decode => Precision::Int16,
+            Self::Int8 if PHASE.get() != Phase::Decode => Precision::Int8,
             _ => Precision::Exact,
         }
     }
@@ -74,6 +74,8 @@ impl FromStr for CpuPrecision {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
+    /// Prefill of which only what it leaves in the caches is used.
+    Filling,
     Prefill,
     Decode,
 }
@@ -84,13 +86,27 @@ thread_local! {
 
 /// Runs `work`, in which this thread builds the graph of a prompt's chunk. Everything else is decode.
 pub fn in_prefill<R>(work: impl FnOnce() -> R) -> R {
+    in_phase(Phase::Prefill, work)
+}
+
+/// As [`in_prefill`], for a chunk whose logits nobody will ask for: where they would come from is not computed either.
+pub fn filling_caches<R>(work: impl FnOnce() -> R) -> R {
+    in_phase(Phase::Filling, work)
+}
+
+/// Whether a graph made now by this thread only fills caches.
+pub(super) fn only_fills_caches() -> bool {
+    PHASE.get() == Phase::Filling
+}
+
+fn in_phase<R>(phase: Phase, work: impl FnOnce() -> R) -> R {
     struct Restore(Phase);
     impl Drop for Restore {
         fn drop(&mut self) {
             PHASE.set(self.0);
         }
     }
-    let _restore = Restore(PHASE.replace(Phase::Prefill));
+    let _restore = Restore(PHASE.replace(phase));
     work()
 }
 
@@ -100,7 +116,11 @@ mod tests {
 
     #[test]
     fn integers_are_for_prefill() {
-        let modes = |precision: CpuPrecision| (precision.now(), in_prefill(|| precision.now()));
+        let modes = |precision: CpuPrecision| {
+            let prefill = in_prefill(|| precision.now());
+            assert_eq!(filling_caches(|| precision.now()), prefill);
+            (precision.now(), prefill)
+        };
         assert_eq!(modes(CpuPrecision::Exact), (Precision::Exact, Precision::Exact));
         assert_eq!(modes(CpuPrecision::Int16), (Precision::Exact, Precision::Int16));
         assert_eq!(modes(CpuPrecision::Int8), (Precision::Exact, Precision::Int8));

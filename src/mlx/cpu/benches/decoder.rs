@@ -23,7 +23,7 @@ use mlx_bun_cpu::kernels::Floats;
 use mlx_bun_cpu::kernels::activation::Activation;
 use mlx_bun_cpu::kernels::decoder::{
     AttentionBlock, Decoder, KvShape, KvStore, KvType, Layer, MOST_ROWS, MlpBlock, Norm, Projection,
-    Sequence, Step, Workspace,
+    Sequence, Step, Wanted, Workspace,
 };
 use mlx_bun_cpu::kernels::matmul::{Matrix, Precision, Scales};
 use mlx_bun_cpu::kernels::rope::Rope;
@@ -272,13 +272,11 @@ fn main() {
         let clock = Instant::now();
         if prompt > 0 {
             let tokens: Vec<u32> = (0..prompt).map(|i| (i * 37 % 4000) as u32).collect();
-            let mut out = vec![0.0; count * shape.hidden];
             for (index, tokens) in tokens.chunks(MOST_ROWS).enumerate() {
                 let (position, length) = (index * MOST_ROWS, tokens.len());
                 let list = [Sequence { position, length, stores: &sequences[0] }];
-                let step = Step { decoder: &decoder, tokens, sequences: &list, logits: false };
-                let out = &mut out[..length * shape.hidden];
-                step.run(isa, &pool, &mut workspace, out).unwrap();
+                let step = Step { decoder: &decoder, tokens, sequences: &list, wanted: Wanted::Nothing };
+                step.run(isa, &pool, &mut workspace, &mut []).unwrap();
             }
         } else {
             let tokens: Vec<u32> = (0..rows).map(|row| (row * 37 + round) as u32).collect();
@@ -287,7 +285,7 @@ fn main() {
                 .map(|stores| Sequence { position: context + round, length: 1, stores })
                 .collect();
             let mut out = vec![0.0; rows * shape.vocabulary];
-            let step = Step { decoder: &decoder, tokens: &tokens, sequences: &list, logits: true };
+            let step = Step { decoder: &decoder, tokens: &tokens, sequences: &list, wanted: Wanted::Logits };
             step.run(isa, &pool, &mut workspace, &mut out).unwrap();
         }
         if round % 10 > 0 {

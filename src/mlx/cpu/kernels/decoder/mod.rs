@@ -19,7 +19,7 @@ mod tests;
 
 pub use buffers::Workspace;
 pub use kv::{KvShape, KvStore, KvType};
-pub use step::{Sequence, Step};
+pub use step::{Sequence, Step, Wanted};
 
 use super::activation::Activation;
 use super::error::{KernelError, expect};

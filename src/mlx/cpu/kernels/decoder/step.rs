@@ -20,6 +20,17 @@ pub struct Sequence<'a> {
     pub stores: &'a [Arc<KvStore>],
 }
 
+/// What a step gives besides the keys and values that it stores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// `[rows, vocabulary]`.
+    Logits,
+    /// Hidden states before the final norm, `[rows, hidden]`.
+    Hidden,
+    /// No result: the last layer ends with its keys and values.
+    Nothing,
+}
+
 /// Tokens to feed to a decoder.
 #[derive(Clone, Copy, Debug)]
 pub struct Step<'a> {
@@ -29,8 +40,8 @@ pub struct Step<'a> {
     pub tokens: &'a [u32],
     /// In the order of the rows, no two with the same stores.
     pub sequences: &'a [Sequence<'a>],
-    /// Whether the result is logits instead of hidden states before the final norm.
-    pub logits: bool,
+    /// The result.
+    pub wanted: Wanted,
 }
 
 /// The parts of a layer, in order, and what surrounds the layers. With few rows, those that prepare rows for the next
@@ -87,7 +98,11 @@ impl Step<'_> {
                 }
             }
         }
-        let width = if self.logits { decoder.vocabulary() } else { decoder.hidden() };
+        let width = match self.wanted {
+            Wanted::Logits => decoder.vocabulary(),
+            Wanted::Hidden => decoder.hidden(),
+            Wanted::Nothing => 0,
+        };
         expect(OP, "the number of results", rows * width, out)
     }
 
@@ -112,20 +127,21 @@ impl Step<'_> {
         let _claims = claims.ok_or(KernelError::Shared { op: OP })?;
         let run = Run::new(self, isa, pool, workspace, out)?;
         let mut phases = vec![Phase::Embed];
-        for layer in 0..self.decoder.layers.len() {
-            if run.is_few() {
-                phases.extend([
-                    Phase::Qkv(layer),
-                    Phase::Attend(layer),
-                    Phase::Output(layer),
-                    Phase::GateUp(layer),
-                    Phase::Down(layer),
-                ]);
+        let layers = self.decoder.layers.len();
+        for layer in 0..layers {
+            let storing: &[Phase] = if run.is_few() {
+                &[Phase::Qkv(layer)]
             } else {
-                phases.extend([
-                    Phase::AttentionInput(layer),
-                    Phase::Qkv(layer),
-                    Phase::Heads(layer),
+                &[Phase::AttentionInput(layer), Phase::Qkv(layer), Phase::Heads(layer)]
+            };
+            phases.extend(storing);
+            if self.wanted == Wanted::Nothing && layer + 1 == layers {
+                break;
+            }
+            let rest: &[Phase] = if run.is_few() {
+                &[Phase::Attend(layer), Phase::Output(layer), Phase::GateUp(layer), Phase::Down(layer)]
+            } else {
+                &[
                     Phase::Attend(layer),
                     Phase::AttentionOutput(layer),
                     Phase::Output(layer),
@@ -133,13 +149,15 @@ impl Step<'_> {
                     Phase::GateUp(layer),
                     Phase::MlpMiddle(layer),
                     Phase::Down(layer),
-                ]);
-            }
+                ]
+            };
+            phases.extend(rest);
         }
-        match (run.is_few(), self.logits) {
-            (true, true) => phases.push(Phase::Head),
-            (false, true) => phases.extend([Phase::Finish, Phase::HeadInput, Phase::Head]),
-            (_, false) => phases.push(Phase::Finish),
+        match (self.wanted, run.is_few()) {
+            (Wanted::Logits, true) => phases.push(Phase::Head),
+            (Wanted::Logits, false) => phases.extend([Phase::Finish, Phase::HeadInput, Phase::Head]),
+            (Wanted::Hidden, _) => phases.push(Phase::Finish),
+            (Wanted::Nothing, _) => {}
         }
         run.phases(pool, &phases)
     }
@@ -168,7 +186,7 @@ impl Decoder<'_> {
         }
         workspace.hidden[..hidden.len()].copy_from_slice(hidden);
         let tokens = vec![0; rows];
-        let step = Step { decoder: self, tokens: &tokens, sequences: &[], logits: true };
+        let step = Step { decoder: self, tokens: &tokens, sequences: &[], wanted: Wanted::Logits };
         let run = Run::new(&step, isa, pool, workspace, out)?;
         let phases = [Phase::HeadInput, Phase::Head];
         run.phases(pool, if run.is_few() { &phases[1..] } else { &phases })

@@ -16,7 +16,7 @@ use super::buffers::{ArrangedList, FEW_ROWS, Place, Workspace, lock};
 use super::cut::{Cut, SHARE};
 use super::heads::attention;
 use super::row_kernels::{AddRow, NormRow};
-use super::step::{Phase, Sequence, Step};
+use super::step::{Phase, Sequence, Step, Wanted};
 use super::{Decoder, Layer, Norm, OP, Projection};
 
 /// Outputs that are computed before they are used further, if there are many rows: few, so that they stay in cache.
@@ -31,7 +31,7 @@ pub(super) struct Run<'a> {
     pub(super) sequences: &'a [Sequence<'a>],
     /// The first row of each sequence, and how its attention is cut.
     pub(super) cuts: Vec<(usize, Staged)>,
-    pub(super) logits: bool,
+    pub(super) wanted: Wanted,
     pub(super) rows: usize,
     /// Whether each thread prepares rows for itself.
     pub(super) few: bool,
@@ -112,7 +112,7 @@ impl<'a> Run<'a> {
             tokens: step.tokens,
             sequences: step.sequences,
             cuts,
-            logits: step.logits,
+            wanted: step.wanted,
             rows,
             few,
             precision: *precision,
@@ -316,7 +316,7 @@ impl<'a> Run<'a> {
         let width = self.decoder.hidden();
         let added = self.decoder.layers.last().and_then(|layer| layer.mlp.post_norm.as_ref());
         self.add_delta(row, added, &mut place.row[..width]);
-        if !self.logits {
+        if self.wanted == Wanted::Hidden {
             let range = row * width..(row + 1) * width;
             // SAFETY: the row is this task's.
             unsafe { self.out.piece(range.clone()).copy_from_slice(self.hidden.part(range)) };

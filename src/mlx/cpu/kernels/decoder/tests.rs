@@ -184,17 +184,26 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Feeds tokens to sequences: logits, or hidden states.
-    fn step(&self, tokens: &[u32], sequences: &[(usize, usize, &[Arc<KvStore>])], logits: bool) -> Vec<f32> {
+    /// Feeds tokens to sequences.
+    fn step(
+        &self,
+        tokens: &[u32],
+        sequences: &[(usize, usize, &[Arc<KvStore>])],
+        wanted: Wanted,
+    ) -> Vec<f32> {
         let Self { decoder, isa, pool, precision } = *self;
         let mut workspace = Workspace::new(decoder, isa, pool, precision, tokens.len()).unwrap();
-        let width = if logits { decoder.vocabulary() } else { decoder.hidden() };
+        let width = match wanted {
+            Wanted::Logits => decoder.vocabulary(),
+            Wanted::Hidden => decoder.hidden(),
+            Wanted::Nothing => 0,
+        };
         let mut out = vec![f32::NAN; tokens.len() * width];
         let sequences: Vec<Sequence> = sequences
             .iter()
             .map(|&(position, length, stores)| Sequence { position, length, stores })
             .collect();
-        let step = Step { decoder, tokens, sequences: &sequences, logits };
+        let step = Step { decoder, tokens, sequences: &sequences, wanted };
         step.run(isa, pool, &mut workspace, &mut out).unwrap();
         out
     }
@@ -208,7 +217,7 @@ impl Bench<'_> {
             if count == 0 {
                 return out;
             }
-            out.extend(self.step(&tokens[fed..fed + count], &[(fed, count, &stores)], false));
+            out.extend(self.step(&tokens[fed..fed + count], &[(fed, count, &stores)], Wanted::Hidden));
             fed += count;
         }
         out
@@ -342,11 +351,11 @@ fn chunks_threads_and_neighbours_change_no_bit() {
             let lengths = [200, 1, 67, 130];
             let all: Vec<_> = lengths.iter().map(|_| stores(&decoder, KvType::F16, 203)).collect();
             for (&length, stores) in lengths.iter().zip(&all) {
-                bench.step(&tokens[..length], &[(0, length, stores)], false);
+                bench.step(&tokens[..length], &[(0, length, stores)], Wanted::Hidden);
             }
             let next: Vec<u32> = lengths.iter().map(|&length| tokens[length]).collect();
             let rows: Vec<_> = lengths.iter().zip(&all).map(|(&l, stores)| (l, 1, &stores[..])).collect();
-            let together = bench.step(&next, &rows, false);
+            let together = bench.step(&next, &rows, Wanted::Hidden);
             let width = decoder.hidden();
             for (row, &length) in together.chunks(width).zip(&lengths) {
                 assert_eq!(bits(row), bits(&whole[length * width..][..width]), "{length}");
@@ -364,8 +373,8 @@ fn logits_come_with_a_step_or_from_its_hidden_states() {
             Bench { decoder: &decoder, isa: Isa::detect(), pool: &pools[1], precision: Precision::Exact };
         let tokens = tokens(9);
         let (a, b) = (stores(&decoder, KvType::F16, 9), stores(&decoder, KvType::F16, 9));
-        let logits = bench.step(&tokens, &[(0, 9, &a)], true);
-        let hidden = bench.step(&tokens, &[(0, 9, &b)], false);
+        let logits = bench.step(&tokens, &[(0, 9, &a)], Wanted::Logits);
+        let hidden = bench.step(&tokens, &[(0, 9, &b)], Wanted::Hidden);
         let mut workspace =
             Workspace::new(&decoder, bench.isa, bench.pool, bench.precision, tokens.len()).unwrap();
         let mut later = vec![0.0; logits.len()];
@@ -373,6 +382,23 @@ fn logits_come_with_a_step_or_from_its_hidden_states() {
         assert_eq!(bits(&logits), bits(&later));
         let expected = bench.product(&decoder.head, &bench.norm(&decoder.norm, &hidden));
         assert_eq!(bits(&logits), bits(&expected));
+    }
+}
+
+#[test]
+fn a_step_that_only_fills_caches_leaves_in_them_what_others_do() {
+    let pools = pools();
+    for family in FAMILIES {
+        let decoder = decoder(family);
+        // Few rows and many.
+        for (length, precision) in [(3, Precision::Exact), (40, Precision::Exact), (40, Precision::Int8)] {
+            let bench = Bench { decoder: &decoder, isa: Isa::detect(), pool: &pools[1], precision };
+            let (a, b) = (stores(&decoder, KvType::F16, 41), stores(&decoder, KvType::F16, 41));
+            bench.step(&tokens(length), &[(0, length, &a)], Wanted::Hidden);
+            assert!(bench.step(&tokens(length), &[(0, length, &b)], Wanted::Nothing).is_empty());
+            let next = |stores| bits(&bench.step(&[5], &[(length, 1, stores)], Wanted::Logits));
+            assert_eq!(next(&a), next(&b));
+        }
     }
 }
 
@@ -411,7 +437,7 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
     let mut workspace = Workspace::new(&decoder, isa, &pool, Precision::Exact, 4).unwrap();
     let mut run = |tokens: &[u32], position, length, stores: &[Arc<KvStore>], out: usize| {
         let sequences = [Sequence { position, length, stores }];
-        let step = Step { decoder: &decoder, tokens, sequences: &sequences, logits: true };
+        let step = Step { decoder: &decoder, tokens, sequences: &sequences, wanted: Wanted::Logits };
         step.run(isa, &pool, &mut workspace, &mut vec![0.0; out]).map_err(|e| e.to_string())
     };
     let unknown = run(&[5, 77], 0, 2, &stores, 2 * VOCABULARY).unwrap_err();
@@ -434,7 +460,7 @@ fn a_cache_that_two_use_is_refused() {
     let twice = [Sequence { position: 0, length: 1, stores: &stores }; 2];
     let mut run = |sequences: &[Sequence<'_>]| {
         let tokens = vec![5; sequences.len()];
-        let step = Step { decoder: &decoder, tokens: &tokens, sequences, logits: true };
+        let step = Step { decoder: &decoder, tokens: &tokens, sequences, wanted: Wanted::Logits };
         step.run(isa, &pool, &mut workspace, &mut vec![0.0; tokens.len() * VOCABULARY])
     };
     assert_eq!(run(&twice), Err(KernelError::Shared { op: OP }));
@@ -454,7 +480,7 @@ fn a_workspace_of_another_decoder_is_refused() {
     let stores = stores(&ours, KvType::F16, 64);
     let try_it = |workspace: &mut Workspace, pool: &Pool, isa: Isa| {
         let sequences = [Sequence { position: 0, length: 1, stores: &stores }];
-        let step = Step { decoder: &ours, tokens: &[5], sequences: &sequences, logits: true };
+        let step = Step { decoder: &ours, tokens: &[5], sequences: &sequences, wanted: Wanted::Logits };
         let stepped = step.run(isa, pool, workspace, &mut [0.0; VOCABULARY]);
         let hidden = vec![0.5; ours.hidden()];
         let headed = ours.logits(isa, pool, workspace, &hidden, &mut [0.0; VOCABULARY]);
