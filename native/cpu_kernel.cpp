@@ -75,10 +75,21 @@ void mlx_bun_fallible(int32_t step);
 
 namespace {
 
-// MLX's allocator may return nothing, and does not say so.
+// From this size on it is tried out whether there is memory.
+constexpr size_t LARGE = size_t{64} << 20;
+
+// MLX's allocator may return nothing, and does not say so. It counts what it failed to get as in use, too, and from
+// its limit on every evaluation waits for memory that nobody frees: a large failure must not reach it.
 mx::allocator::Buffer allocate(size_t bytes) {
   mlx_bun_fallible(1);
-  auto buffer = mx::allocator::malloc(bytes);
+  bool fits = true;
+  if (bytes >= LARGE) {
+    // Volatile, or the compiler may leave the trial out.
+    void* volatile trial = std::malloc(bytes);
+    fits = trial != nullptr;
+    std::free(trial);
+  }
+  auto buffer = fits ? mx::allocator::malloc(bytes) : mx::allocator::Buffer{nullptr};
   mlx_bun_fallible(-1);
   if (bytes > 0 && !buffer.ptr()) {
     throw std::runtime_error("not enough memory: an array of " + std::to_string(bytes) + " bytes does not fit");

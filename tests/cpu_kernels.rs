@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // a test may panic
 
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use mlx_bun::cache::{LayerCache, make_prompt_cache};
@@ -193,4 +194,24 @@ fn gradients_through_layers_are_those_of_mlx() {
     for (ours, stock) in gradients(true).iter().zip(&gradients(false)) {
         assert!(largest_difference(ours, stock) < 1e-4);
     }
+}
+
+/// A long chunk of a fused decoder was one evaluation, which nobody could stop.
+#[test]
+fn a_long_chunk_can_be_stopped_between_its_parts() {
+    let model = model("llama-4bit", Some(1), CpuPrecision::Auto);
+    let prompt: Vec<u32> = (0..1100).map(|i| (i * 37 + 11) % 300).collect();
+    let options = StepOptions { prefill_step_size: 2048, ..StepOptions::default() };
+    let mut caches = caches(&*model, None);
+    let mut calls = 0;
+    let mut generator = TokenGenerator::new(&*model, &mut caches, &prompt, &options).unwrap();
+    let stopped = generator.prefill(&mut |done, _| {
+        assert_eq!(done, 0);
+        calls += 1;
+        // Before the chunk, between layers that are computed already, and after the first part.
+        if calls > model.layer_kinds().len() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    assert!(stopped.unwrap().is_break());
+    drop(generator);
+    assert_eq!(caches[0].offset(), 256);
 }
