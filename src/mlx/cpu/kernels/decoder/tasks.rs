@@ -53,6 +53,16 @@ pub(super) struct Run<'a> {
     /// Tasks of each layer that projected queries, keys and values.
     projected: Vec<AtomicUsize>,
     pub(super) failed: AtomicBool,
+    /// The cut of each shape of products.
+    product_cuts: Vec<(ProductShape, Cut)>,
+}
+
+/// What the cut of some products of the same rows depends on: the outputs of each, and what they have in common.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct ProductShape {
+    outputs: [usize; 3],
+    inputs: usize,
+    arrangement: Arrangement,
 }
 
 impl<'a> Run<'a> {
@@ -131,7 +141,9 @@ impl<'a> Run<'a> {
             places,
             projected: step.decoder.layers.iter().map(|_| AtomicUsize::new(0)).collect(),
             failed: AtomicBool::new(false),
-        })
+            product_cuts: Vec::new(),
+        }
+        .with_cuts())
     }
 
     /// Whether there are so few rows that phases which prepare rows are left out.
@@ -166,12 +178,40 @@ impl<'a> Run<'a> {
         task * each..self.rows.min((task + 1) * each)
     }
 
+    /// How products of the same rows are cut.
     fn cut(&self, projections: &[&Projection<'_>]) -> Cut {
-        let outputs: [usize; 3] =
-            std::array::from_fn(|index| projections.get(index).map_or(0, |p| p.matrix.rows()));
+        let shape = self.product_shape(projections);
+        let known = self.product_cuts.iter().find(|(known, _)| *known == shape);
+        known.map_or_else(|| self.new_cut(shape), |(_, cut)| *cut)
+    }
+
+    fn product_shape(&self, projections: &[&Projection<'_>]) -> ProductShape {
+        let outputs = std::array::from_fn(|index| projections.get(index).map_or(0, |p| p.matrix.rows()));
         let matrix = &projections[0].matrix;
         let arrangement = Arrangement::new(self.isa, matrix, self.precision);
-        Cut::new(self.rows, &outputs, matrix.columns(), arrangement, self.threads)
+        ProductShape { outputs, inputs: matrix.columns(), arrangement }
+    }
+
+    fn new_cut(&self, ProductShape { outputs, inputs, arrangement }: ProductShape) -> Cut {
+        Cut::new(self.rows, &outputs, inputs, arrangement, self.threads)
+    }
+
+    /// Works out the cuts of all products once, since every task of every layer asks for its own.
+    fn with_cuts(mut self) -> Self {
+        let decoder = self.decoder;
+        let layers = decoder.layers.iter().flat_map(|Layer { attention, mlp }| {
+            let qkv = self.product_shape(&[&attention.q, &attention.k, &attention.v]);
+            let others = [&attention.o, &mlp.gate, &mlp.down].map(|one| self.product_shape(&[one]));
+            [qkv].into_iter().chain(others)
+        });
+        let shapes: Vec<_> = layers.chain([self.product_shape(&[&decoder.head])]).collect();
+        for shape in shapes {
+            if !self.product_cuts.iter().any(|(known, _)| *known == shape) {
+                let cut = self.new_cut(shape);
+                self.product_cuts.push((shape, cut));
+            }
+        }
+        self
     }
 
     fn tasks(&self, phase: Phase) -> usize {
