@@ -22,9 +22,11 @@ pub type Warnings = Vec<String>;
 /// A switch that is spelled out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Switch {
-    /// On
+    /// On (`true` and `1` are taken too)
+    #[value(aliases = ["true", "1"])]
     On,
-    /// Off
+    /// Off (`false` and `0` are taken too)
+    #[value(aliases = ["false", "0"])]
     Off,
 }
 
