@@ -22,7 +22,7 @@ pub(super) const BLOCK_ROWS: usize = 128;
 const BLOCK_OUTPUTS: usize = 32;
 /// Rows of x in a tile.
 const TILE_ROWS: usize = 3;
-/// Up to so many rows of x may be multiplied in registers. (With more, the detour through the cache was no slower.)
+/// Up to so many rows of x are multiplied in registers; the sums of many more would not fit into them.
 const FEW: usize = 8;
 /// Outputs of a row of x are this far apart; sums of a partial four reach past the last.
 pub(super) const STRIDE: usize = BLOCK_OUTPUTS + QUAD;
