@@ -120,7 +120,8 @@ impl Isa {
         }
     }
 
-    /// What a setting such as `MLX_BUN_CPU_ISA` asks for: `None`, the empty string and `auto` mean the best; case does not matter.
+    /// What a setting such as `MLX_BUN_CPU_ISA` asks for: `None`, the empty string and `auto` mean the best; case does
+    /// not matter.
     pub fn from_setting(setting: Option<&str>) -> Result<Self, IsaError> {
         match setting.map(str::trim) {
             None | Some("") => Ok(Self::detect()),

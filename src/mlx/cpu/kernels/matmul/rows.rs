@@ -197,25 +197,23 @@ impl<W> Dot<'_, W> {
     where
         W: Source<S>,
     {
-        let x = |m: usize| self.x_row(strip.first_pair + m.min(strip.pairs - 1));
         let rows = strip.row..strip.row + strip.count;
         let (source, ahead, inputs, scales) = (self.source, self.ahead, self.inputs, WideScales(strip.panel));
         // SAFETY: the rows lie in the matrix; there is room for four values at any place of the outputs.
         unsafe {
             if strip.count < QUAD {
                 for m in 0..strip.pairs {
-                    let values = strip.values.add(m * STRIDE);
-                    let few =
-                        Registers { source, ahead, inputs, rows: rows.clone(), x: [x(m)], scales, values };
+                    let (x, values) = ([self.x_row(strip.first_pair + m)], strip.values.add(m * STRIDE));
+                    let few = Registers { source, ahead, inputs, rows: rows.clone(), x, scales, values };
                     few.enter::<S, 1>(1);
                 }
             } else {
-                let mut all = [self.x; M];
-                for (m, row) in all.iter_mut().enumerate() {
-                    *row = x(m);
+                let (mut x, values) = ([self.x; M], strip.values);
+                for (m, x) in x.iter_mut().enumerate() {
+                    // Rows past the last repeat it.
+                    *x = self.x_row(strip.first_pair + m.min(strip.pairs - 1));
                 }
-                let values = strip.values;
-                let all = Registers { source, ahead, inputs, rows, x: all, scales, values };
+                let all = Registers { source, ahead, inputs, rows, x, scales, values };
                 all.enter::<S, R>(strip.pairs);
             }
         }
