@@ -8,7 +8,6 @@ use std::ops::ControlFlow;
 
 use mlx_bun::cache::{LayerCache, make_prompt_cache, maybe_quantize};
 use mlx_bun::generate::step::KvQuantization;
-use mlx_bun::mlx::cpu_ops::in_prefill;
 use mlx_bun::mlx::{self, Array, Dtype, eval};
 use mlx_bun::models::Model;
 use mlx_bun::perplexity::{divergence, evaluate};
@@ -200,7 +199,7 @@ fn decode_both(model: &dyn Model, packing: KvQuantization, prompt: &[u32]) -> ml
     let ids = Array::from_slice(head, &[1, head.len() as i32])?;
     // Each fills a cache of its own: a clone could share memory that steps write.
     for caches in [&mut plain, &mut packed] {
-        eval([&in_prefill(|| model.forward(&ids, Some(caches)))?])?;
+        eval([&model.forward(&ids, Some(caches))?])?;
     }
     maybe_quantize(&mut packed, packing.bits, packing.group_size, 0)?;
     let mut values = Vec::with_capacity(tail.len());

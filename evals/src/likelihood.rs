@@ -6,7 +6,7 @@
 use std::ops::ControlFlow;
 
 use mlx_bun::cache::make_prompt_cache;
-use mlx_bun::mlx::cpu_ops::{self, in_prefill};
+use mlx_bun::mlx::cpu_ops;
 use mlx_bun::mlx::{self, Array, Dtype};
 use mlx_bun::models::Model;
 use mlx_bun::models::layers::Head;
@@ -113,13 +113,13 @@ fn logits_at(model: &dyn Model, inputs: &Array, positions: &Array) -> mlx::Resul
     let logits = match model.pieces() {
         Some(pieces) => {
             // The final norm is behind `hidden` already.
-            let hidden = rows(in_prefill(|| model.hidden(inputs, caches.as_deref_mut()))?)?;
+            let hidden = rows(model.hidden(inputs, caches.as_deref_mut())?)?;
             match &pieces.head {
                 Head::Tied => pieces.embed_tokens.as_linear(&hidden)?,
                 Head::Linear(head) => head.forward(&hidden)?,
             }
         }
-        None => rows(in_prefill(|| model.forward(inputs, caches.as_deref_mut()))?)?,
+        None => rows(model.forward(inputs, caches.as_deref_mut())?)?,
     };
     logits.astype(Dtype::Float32)
 }

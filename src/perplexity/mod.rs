@@ -9,7 +9,7 @@ pub use dataset::{DatasetError, Row, RowKind, encode_chat, read_row, read_rows, 
 pub use numpy_random::RandomState;
 
 use crate::cache::make_prompt_cache;
-use crate::mlx::cpu_ops::{self, in_prefill};
+use crate::mlx::cpu_ops;
 use crate::mlx::{self, Array, Dtype, eval};
 use crate::models::Model;
 
@@ -99,11 +99,11 @@ impl Evaluation {
     }
 }
 
-/// Logits `[B, L, vocab]` of whole sequences in float32, computed as a prompt's are: our kernels run fused where a model
-/// has caches, and mlx-lm evaluates without any.
+/// Logits `[B, L, vocab]` of whole sequences in float32: our kernels run fused where a model has caches, and mlx-lm
+/// evaluates without any.
 fn predictions(model: &dyn Model, inputs: &Array) -> mlx::Result<Array> {
     let mut caches = cpu_ops::enabled().then(|| make_prompt_cache(model.layer_kinds(), None));
-    in_prefill(|| model.forward(inputs, caches.as_deref_mut()))?.astype(Dtype::Float32)
+    model.forward(inputs, caches.as_deref_mut())?.astype(Dtype::Float32)
 }
 
 /// Measures `model` on sequences of one length (at least 2), `batch_size` at a time; with a `baseline` of the same

@@ -12,7 +12,6 @@ use mlx_bun::cache::{LayerCache, make_prompt_cache, maybe_quantize};
 use mlx_bun::checkpoint::environment::Environment;
 use mlx_bun::load::LoadedModel;
 use mlx_bun::lora::Adapter;
-use mlx_bun::mlx::cpu_ops::in_prefill;
 use mlx_bun::mlx::{self, Array, DeviceKind, Dtype, eval, memory};
 use mlx_bun::models::Model;
 use mlx_bun::perplexity::{divergence, read_rows, sequences};
@@ -103,7 +102,7 @@ impl Setting {
         let (prompt, decoded) = inputs.split_at(inputs.len().saturating_sub(DECODED));
         let mut logits = Vec::new();
         for chunk in prompt.chunks(step) {
-            logits.push(in_prefill(|| self.feed(model, chunk, &mut caches))?);
+            logits.push(self.feed(model, chunk, &mut caches)?);
         }
         for token in decoded.chunks(1) {
             logits.push(self.feed(model, token, &mut caches)?);

@@ -37,9 +37,9 @@ pub struct LeverArgs {
 
     /// Arithmetic of our CPU kernels' products with quantized weights
     ///
-    /// `exact` computes in float32. `int16` rounds a prompt's activations to 16 bits and decodes exactly. `int8`
-    /// rounds them to 8 bits, which reads prompts fastest and changes replies. `auto` is what measures as good as
-    /// exact. The integer modes need weights of 4 or 8 bits and a processor with AVX-512 VNNI; the rest stays exact.
+    /// `exact` computes in float32. `int16` rounds activations to 16 bits, which is faster and changes next to nothing.
+    /// `int8` rounds them to 8 bits, which is fastest and changes replies. `auto` is what measures as good as exact.
+    /// The integer modes need weights of 4 or 8 bits and a processor with AVX-512 VNNI; the rest stays exact.
     /// [default: auto]
     #[arg(long, value_name = "MODE", value_enum, env = env::MLX_BUN_CPU_PRECISION, hide_env = true, hide_short_help = true)]
     pub cpu_precision: Option<Precision>,
@@ -52,7 +52,7 @@ pub enum Precision {
     Auto,
     /// Float32
     Exact,
-    /// 16-bit activations for the prompt
+    /// 16-bit activations
     Int16,
     /// 8-bit activations
     Int8,

@@ -7,8 +7,8 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::filling::only_fills_caches;
 use super::operands::{Run, floats_mut, floats_of, nth, ordered, text};
-use super::precision::only_fills_caches;
 use super::{Activation, Kernels, MatrixKind, Rotation, refuse};
 use crate::mlx::cpu::kernels::decoder::{
     AttentionBlock, Decoder, Layer, MOST_ROWS, MlpBlock, Norm, Projection, Sequence, Step, Wanted, Workspace,
@@ -260,7 +260,7 @@ impl FusedDecoder {
             _ => Wanted::Hidden,
         };
         let (hidden, vocabulary) = (decoder.hidden() as i32, decoder.vocabulary() as i32);
-        let precision = self.kernels.precision().now();
+        let precision = self.kernels.precision().of_kernels();
         let inputs: Vec<&Array> = [tokens].into_iter().chain(after.iter().copied()).collect();
         let node = StepNode {
             kernels: self.kernels.clone(),

@@ -53,7 +53,7 @@ impl Kernels {
             [x, indices].into_iter().chain(weight.iter().copied()).chain(bias).collect();
         let shape: Vec<i32> = indices.shape().iter().copied().chain([kind.rows as i32]).collect();
         let rows_each = if shared { chosen.max(1) as usize } else { 1 };
-        let node = Experts { kernels: self.clone(), kind, precision: self.precision.now(), rows_each };
+        let node = Experts { kernels: self.clone(), kind, precision: self.precision.of_kernels(), rows_each };
         custom(c"experts", Arc::new(node), &inputs, &shape, dtype)
     }
 }

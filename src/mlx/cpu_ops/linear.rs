@@ -40,7 +40,7 @@ impl Kernels {
         let dtype = promoted([x.dtype(), weight_type].into_iter().chain(bias.map(Array::dtype)));
         let inputs: Vec<&Array> = [x].into_iter().chain(weight.iter().copied()).chain(bias).collect();
         let shape = with_last(x, kind.rows);
-        let node = Linear { kernels: self.clone(), kind, precision: self.precision.now() };
+        let node = Linear { kernels: self.clone(), kind, precision: self.precision.of_kernels() };
         custom(c"linear", Arc::new(node), &inputs, &shape, dtype)
     }
 }

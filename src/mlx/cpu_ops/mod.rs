@@ -21,6 +21,7 @@ mod attention_operands;
 mod decoder;
 mod embedding;
 mod experts;
+mod filling;
 mod linear;
 mod matrix;
 mod norm;
@@ -42,8 +43,9 @@ pub use attention::{AttentionArgs, KeysValues, PackedHeads};
 pub use decoder::{
     DecoderPlan, DecoderRow, FusedDecoder, KvShape, KvStore, KvType, LayerPlan, NormPlan, ProjectionPlan,
 };
+pub use filling::filling_caches;
 pub use matrix::MatrixKind;
-pub use precision::{AUTO, CpuPrecision, PrecisionError, filling_caches, in_prefill};
+pub use precision::{AUTO, CpuPrecision, PrecisionError};
 pub use rope::Rotation;
 
 use super::cpu::isa::IsaError;

@@ -1,12 +1,8 @@
-//! How products with weights are computed, and in which phase of a generation.
+//! How products with weights are computed.
 //!
-//! Bits of a row must not depend on how many rows share a call, or a draft model's proposals, a batch and a lone
-//! request would disagree. So a mode that differs between prefill and decode is chosen by what the caller is doing
-//! ([`in_prefill`]), never by the number of rows: checking eight proposed tokens at once, or decoding eight requests
-//! together, is decode and computes as one token does; a prompt's chunks are prefill, whatever their lengths. The
-//! prompt's last token, whose logits the first draw comes from, is fed in decode.
+//! A mode holds for all of a generation. So a row's bits depend neither on how many rows share a call, nor on whether it
+//! comes with a prompt, with a draft model's proposals, with other requests or alone.
 
-use std::cell::Cell;
 use std::fmt;
 use std::str::FromStr;
 
@@ -21,10 +17,9 @@ pub enum CpuPrecision {
     Auto,
     /// f32 arithmetic on dequantized weights.
     Exact,
-    /// In prefill, activations rounded to 16 bits with a scale for each group of weights; exact in decode.
+    /// Activations rounded to 16 bits with a scale for each group of weights.
     Int16,
-    /// In prefill, activations rounded to 8 bits with a scale for each group of weights; exact in decode, which is as
-    /// fast: there the weights' way from memory is what takes time.
+    /// Activations rounded to 8 bits with a scale for each group of weights.
     Int8,
 }
 
@@ -41,13 +36,13 @@ impl CpuPrecision {
         Self::ALL.iter().find(|(mode, _)| *mode == self).map_or("auto", |(_, name)| name)
     }
 
-    /// What a product made now by this thread uses.
-    pub(super) fn now(self) -> Precision {
+    /// What kernels are asked for.
+    pub(super) fn of_kernels(self) -> Precision {
         let mode = if self == Self::Auto { AUTO } else { self };
         match mode {
-            Self::Int16 if PHASE.get() != Phase::Decode => Precision::Int16,
-            Self::Int8 if PHASE.get() != Phase::Decode => Precision::Int8,
-            _ => Precision::Exact,
+            Self::Int16 => Precision::Int16,
+            Self::Int8 => Precision::Int8,
+            Self::Exact | Self::Auto => Precision::Exact,
         }
     }
 }
@@ -72,65 +67,16 @@ impl FromStr for CpuPrecision {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    /// Prefill of which only what it leaves in the caches is used.
-    Filling,
-    Prefill,
-    Decode,
-}
-
-thread_local! {
-    static PHASE: Cell<Phase> = const { Cell::new(Phase::Decode) };
-}
-
-/// Runs `work`, in which this thread builds the graph of a prompt's chunk. Everything else is decode.
-pub fn in_prefill<R>(work: impl FnOnce() -> R) -> R {
-    in_phase(Phase::Prefill, work)
-}
-
-/// As [`in_prefill`], for a chunk whose logits nobody will ask for: where they would come from is not computed either.
-pub fn filling_caches<R>(work: impl FnOnce() -> R) -> R {
-    in_phase(Phase::Filling, work)
-}
-
-/// Whether a graph made now by this thread only fills caches.
-pub(super) fn only_fills_caches() -> bool {
-    PHASE.get() == Phase::Filling
-}
-
-fn in_phase<R>(phase: Phase, work: impl FnOnce() -> R) -> R {
-    struct Restore(Phase);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            PHASE.set(self.0);
-        }
-    }
-    let _restore = Restore(PHASE.replace(phase));
-    work()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn integers_are_for_prefill() {
-        let modes = |precision: CpuPrecision| {
-            let prefill = in_prefill(|| precision.now());
-            assert_eq!(filling_caches(|| precision.now()), prefill);
-            (precision.now(), prefill)
-        };
-        assert_eq!(modes(CpuPrecision::Exact), (Precision::Exact, Precision::Exact));
-        assert_eq!(modes(CpuPrecision::Int16), (Precision::Exact, Precision::Int16));
-        assert_eq!(modes(CpuPrecision::Int8), (Precision::Exact, Precision::Int8));
-        assert_eq!(modes(CpuPrecision::Auto), modes(AUTO));
-    }
-
-    #[test]
-    fn a_panic_in_prefill_leaves_no_phase_behind() {
-        let _ = std::panic::catch_unwind(|| in_prefill(|| panic!("stop")));
-        assert_eq!(CpuPrecision::Int16.now(), Precision::Exact);
+    fn modes_ask_kernels_for_what_they_are_called() {
+        assert_eq!(CpuPrecision::Exact.of_kernels(), Precision::Exact);
+        assert_eq!(CpuPrecision::Int16.of_kernels(), Precision::Int16);
+        assert_eq!(CpuPrecision::Int8.of_kernels(), Precision::Int8);
+        assert_eq!(CpuPrecision::Auto.of_kernels(), AUTO.of_kernels());
     }
 
     #[test]

@@ -4,8 +4,8 @@
 //! [--precision exact|int16|int8] [--isa NAME] [--threads N] [--context N] [--rows N] [--prompt N] [--rounds N]`
 //!
 //! A step feeds one token to each of `rows` sequences of `context` others, or with `--prompt` a prompt of so many
-//! tokens. Ten steps and ten passes over as many bytes as a step of decode reads take turns; the first of each ten,
-//! which finds the other's memory in the caches, does not count. `of_bandwidth` is the ratio of the medians.
+//! tokens. Ten steps and ten passes over as many bytes as a step of decode reads take turns (`rounds` steps, rounded up to
+//! tens); the first of each ten, which finds the other's memory in the caches, does not count. `of_bandwidth` is the ratio of the medians.
 #![allow(
     clippy::print_stdout,
     clippy::unwrap_used,
@@ -82,7 +82,12 @@ impl Random {
 
 #[derive(Clone, Copy)]
 enum Weights {
-    Packed { bits: u8, group: u32 },
+    /// `half`: with scales in float16, as GGUF has them, instead of bfloat16, as conversions of models in it.
+    Packed {
+        bits: u8,
+        group: u32,
+        half: bool,
+    },
     Bf16,
 }
 
@@ -103,16 +108,23 @@ fn matrix(random: &mut Random, weights: Weights, rows: usize, columns: usize) ->
                 (0..rows * columns).map(|_| bf16::from_f32(random.float() * size)).collect();
             Matrix::dense(Floats::Bf16(large(values)), 1, rows, columns).unwrap()
         }
-        Weights::Packed { bits, group } => {
+        Weights::Packed { bits, group, half } => {
             let words: Vec<u32> =
                 (0..rows * columns * usize::from(bits) / 32).map(|_| random.next() as u32).collect();
             let (groups, middle) = (rows * columns / group as usize, f32::from(1u16 << (bits - 1)));
-            let scales: Vec<f16> =
-                (0..groups).map(|_| f16::from_f32(size / middle * (1.0 + 0.1 * random.float()))).collect();
-            let biases: Vec<f16> =
-                scales.iter().map(|scale| f16::from_f32(-middle * scale.to_f32())).collect();
-            let scales =
-                Scales::Affine { scales: Floats::F16(scales.leak()), biases: Floats::F16(biases.leak()) };
+            let scales: Vec<f32> =
+                (0..groups).map(|_| size / middle * (1.0 + 0.1 * random.float())).collect();
+            let scales = if half {
+                let scales: Vec<f16> = scales.into_iter().map(f16::from_f32).collect();
+                let biases: Vec<f16> =
+                    scales.iter().map(|scale| f16::from_f32(-middle * scale.to_f32())).collect();
+                Scales::Affine { scales: Floats::F16(scales.leak()), biases: Floats::F16(biases.leak()) }
+            } else {
+                let scales: Vec<bf16> = scales.into_iter().map(bf16::from_f32).collect();
+                let biases: Vec<bf16> =
+                    scales.iter().map(|scale| bf16::from_f32(-middle * scale.to_f32())).collect();
+                Scales::Affine { scales: Floats::Bf16(scales.leak()), biases: Floats::Bf16(biases.leak()) }
+            };
             let params = QuantParams { bits, group_size: group, mode: QuantMode::Affine };
             Matrix::packed(large(words), scales, params, 1, rows, columns).unwrap()
         }
@@ -238,7 +250,7 @@ fn main() {
     let shape = SHAPES.iter().find(|shape| shape.name == wanted).expect("starter or 1b");
     let coding = option("--weights").unwrap_or_else(|| "4".into());
     let group = number("--group", 32) as u32;
-    let packed = |bits| Weights::Packed { bits, group };
+    let packed = |bits| Weights::Packed { bits, group, half: shape.name == "starter" };
     let weights = if coding == "bf16" { Weights::Bf16 } else { packed(coding.parse().unwrap()) };
     // The starter's file has a head of 8 bits.
     let head = if shape.name == "starter" && coding != "bf16" { packed(8) } else { weights };
@@ -251,7 +263,7 @@ fn main() {
     let isa = Isa::from_setting(option("--isa").as_deref()).unwrap();
     let threads = number("--threads", pool::default_threads());
     let (context, rows, prompt) = (number("--context", 400), number("--rows", 1), number("--prompt", 0));
-    let rounds = number("--rounds", 60);
+    let rounds = number("--rounds", 60).next_multiple_of(10);
 
     let pool = Pool::new(threads).unwrap();
     let decoder = decoder(shape, weights, head);

@@ -1,7 +1,7 @@
 //! Linear layers, experts, embeddings.
 
 use super::*;
-use crate::mlx::cpu_ops::{AUTO, MatrixKind, in_prefill};
+use crate::mlx::cpu_ops::{AUTO, MatrixKind};
 use crate::mlx::{dequantize, quantized_matmul};
 
 const CODINGS: [Option<QuantParams>; 4] = [
@@ -77,8 +77,7 @@ fn products_do_not_depend_on_the_rows_or_threads_they_share() {
             let mut whole = None;
             for threads in 1..=8 {
                 let kernels = Kernels::new(Isa::detect(), threads, precision).unwrap();
-                let product =
-                    |x: &Array| in_prefill(|| kernels.linear(x, kind, &refs(&weight), None).unwrap());
+                let product = |x: &Array| kernels.linear(x, kind, &refs(&weight), None).unwrap();
                 let found = bits(&product(&x));
                 assert_eq!(whole.get_or_insert_with(|| found.clone()), &found);
                 for cut in [1, 2, 4, 40] {
@@ -91,28 +90,22 @@ fn products_do_not_depend_on_the_rows_or_threads_they_share() {
     }
 }
 
-/// The mode is chosen by the phase, not by the number of rows.
 #[test]
-fn integers_round_prompts_and_leave_any_number_of_decoded_rows_exact() {
+fn modes_differ_for_any_number_of_rows() {
     if !Isa::detect().has_vnni() {
         return;
     }
     let (weight, _) = matrix(Some(AFFINE4), 1, &[64, 128]);
     let kind = MatrixKind::new(Some(AFFINE4), 64, 128);
-    let run = |precision, x: &Array, prefill: bool| {
-        let kernels = Kernels::new(Isa::detect(), 2, precision).unwrap();
-        let product = || bits(&kernels.linear(x, kind, &refs(&weight), None).unwrap());
-        if prefill { in_prefill(product) } else { product() }
-    };
     for count in [1, 8, 33] {
         let x = noise(2, &[count, 128]);
-        let exact = run(CpuPrecision::Exact, &x, false);
-        for precision in [CpuPrecision::Int16, CpuPrecision::Int8, CpuPrecision::Auto] {
-            assert_eq!(run(precision, &x, false), exact);
-            assert_ne!(run(precision, &x, true), exact);
-        }
-        assert_ne!(run(CpuPrecision::Int8, &x, true), run(CpuPrecision::Int16, &x, true));
-        assert_eq!(run(CpuPrecision::Auto, &x, true), run(AUTO, &x, true));
+        let run = |precision| {
+            let kernels = Kernels::new(Isa::detect(), 2, precision).unwrap();
+            bits(&kernels.linear(&x, kind, &refs(&weight), None).unwrap())
+        };
+        let [exact, int16, int8] = [CpuPrecision::Exact, CpuPrecision::Int16, CpuPrecision::Int8].map(run);
+        assert!(exact != int16 && exact != int8 && int16 != int8);
+        assert_eq!(run(CpuPrecision::Auto), run(AUTO));
     }
 }
 

@@ -4,22 +4,29 @@
 //! integer sum of level times activation, and the integer sum of the activations for the bias term (taken from the
 //! rounded activations, or the bias would multiply what the products have not seen). Then, for each output and
 //! group in turn, two fused multiply-adds: `y += bias * sum_of_x`, `y += dot * (scale * scale_of_x)`.
-//!
-//! Lanes run along the outputs: 16 rows of weights are transposed word by word in registers, and the words are spread
-//! to the operands of the dot-product instruction in first-level cache.
 
 use super::matrix::{Matrix, Storage};
 use crate::coding::{QuantMode, QuantParams};
 
 #[cfg(target_arch = "x86_64")]
+mod few;
+#[cfg(target_arch = "x86_64")]
 mod kernel;
 #[cfg(target_arch = "x86_64")]
 mod operand;
+#[cfg(target_arch = "x86_64")]
+mod rounding;
+#[cfg(target_arch = "x86_64")]
+mod scales;
+#[cfg(target_arch = "x86_64")]
+mod tile;
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use kernel::{BLOCK_ROWS, PANEL, Rounded, part, round_range, run};
+pub(super) use kernel::{BLOCK_ROWS, part, run, unit};
 #[cfg(target_arch = "x86_64")]
-pub(super) use operand::{Int8, Int16};
+pub(super) use operand::{Int8, Int16, row_size};
+#[cfg(target_arch = "x86_64")]
+pub(super) use rounding::{Packing, Rounded, round_row};
 
 /// Whether there are integer kernels for weights that are packed so.
 pub fn takes_integers(quantization: QuantParams) -> bool {

@@ -50,13 +50,22 @@ impl Arrangement {
     pub fn unit(self, rows: usize) -> usize {
         #[cfg(target_arch = "x86_64")]
         if let Self::Rounded(..) = self {
-            return integer::PANEL;
+            return integer::unit(rows);
         }
         rows::unit(rows)
     }
 
     fn padded(self, columns: usize) -> usize {
         columns.next_multiple_of(BLOCK)
+    }
+
+    /// f32 that a row takes.
+    fn row_size(self, columns: usize) -> usize {
+        #[cfg(target_arch = "x86_64")]
+        if let Self::Rounded(precision, quantization) = self {
+            return integer::row_size(precision, quantization, columns);
+        }
+        self.padded(columns)
     }
 
     fn groups(self, columns: usize) -> usize {
@@ -101,7 +110,7 @@ impl Operand {
         Self {
             arrangement,
             columns,
-            values: Aligned::new(rows * arrangement.padded(columns) + 16),
+            values: Aligned::new(rows * arrangement.row_size(columns)),
             scales: Aligned::new(groups),
             sums: Aligned::new(groups),
         }
@@ -149,17 +158,16 @@ impl Arranged {
     pub unsafe fn set(&self, isa: Isa, row: usize, x: *const f32) {
         #[cfg(target_arch = "x86_64")]
         if let Arrangement::Rounded(precision, quantization) = self.arrangement {
-            let (group, bits) = (quantization.group_size as usize, usize::from(quantization.bits));
-            let shape = (self.columns, group, bits);
-            // Rows count from the place of x.
-            let from = x.wrapping_sub(row * self.columns);
+            let packing = integer::Packing {
+                inputs: self.columns,
+                group: quantization.group_size as usize,
+                bits: usize::from(quantization.bits),
+            };
             // SAFETY: `Arrangement::new` saw VNNI; the caller's promise for the rest.
             unsafe {
                 match precision {
-                    Precision::Int8 => {
-                        integer::round_range::<integer::Int8>(from, shape, (row, row + 1), self.rounded());
-                    }
-                    _ => integer::round_range::<integer::Int16>(from, shape, (row, row + 1), self.rounded()),
+                    Precision::Int8 => integer::round_row::<integer::Int8>(x, packing, row, self.rounded()),
+                    _ => integer::round_row::<integer::Int16>(x, packing, row, self.rounded()),
                 }
             }
             return;

@@ -1,4 +1,4 @@
-//! How levels and activations meet in the dot-product instruction of each mode.
+//! How rounded activations lie in memory, and how levels meet them in the dot-product instruction.
 #![allow(
     unsafe_op_in_unsafe_fn,
     reason = "each function is a few intrinsics; callers hold AVX-512 with VNNI"
@@ -6,139 +6,126 @@
 
 use std::arch::x86_64::*;
 
-/// An integer mode: operands are 16 lanes of 32 bits, each with 4 bytes or 2 halves of a row of weights.
-///
-/// # Safety
-/// All functions: the processor has AVX-512 (F, BW, DQ, VL) with VNNI.
+use super::super::Precision;
+use crate::coding::QuantParams;
+
+/// Words of a row of weights that fill a vector: a line.
+pub(super) const LINE: usize = 16;
+
+/// How many signed bytes an activation becomes. Two are the digits of a 16-bit number in base 256, the high one first,
+/// each from -128 to 127: so both modes multiply bytes with bytes, and the sums of the high digits are shifted before
+/// those of the low ones are added to them.
 pub(in super::super) trait Mode: Copy + Send + Sync + 'static {
     /// The largest magnitude of a rounded activation.
     const LIMIT: f32;
-    /// Weights that one lane of an operand holds.
-    const WIDTH: usize;
-    /// Activations of a segment of K: the operands of 32 rows of weights fit in 24 KB.
-    const SEGMENT: usize;
-
-    /// The order in which activations meet levels that came from words of `BITS` bits: for each place among 8, the
-    /// element.
-    fn order(bits: usize) -> [u8; 8];
-    /// Stores 16 rounded activations, already in order.
-    unsafe fn store(to: *mut u8, values: __m512i);
-    /// Spreads 16 rows' words of 4-bit levels to `8 / WIDTH` operands, `stride` bytes apart.
-    unsafe fn spread4(words: __m512i, to: *mut u8, stride: usize);
-    /// Spreads 16 rows' words of 8-bit levels to `4 / WIDTH` operands, `stride` bytes apart.
-    unsafe fn spread8(words: __m512i, to: *mut u8, stride: usize);
-    /// Adds the products of each lane.
-    unsafe fn dot(sums: __m512i, levels: __m512i, activations: __m512i) -> __m512i;
+    /// Digits of an activation.
+    const PLANES: usize;
 }
 
-/// Bytes: 4 products a lane.
+/// One digit.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Int8;
 
 impl Mode for Int8 {
     const LIMIT: f32 = 127.0;
-    const WIDTH: usize = 4;
-    const SEGMENT: usize = 768;
-
-    fn order(bits: usize) -> [u8; 8] {
-        if bits == 4 { [0, 2, 4, 6, 1, 3, 5, 7] } else { [0, 1, 2, 3, 4, 5, 6, 7] }
-    }
-
-    #[inline(always)]
-    unsafe fn store(to: *mut u8, values: __m512i) {
-        _mm_storeu_si128(to.cast(), _mm512_cvtsepi32_epi8(values));
-    }
-
-    #[inline(always)]
-    unsafe fn spread4(words: __m512i, to: *mut u8, stride: usize) {
-        let mask = _mm512_set1_epi8(15);
-        _mm512_storeu_si512(to.cast(), _mm512_and_si512(words, mask));
-        let odd = _mm512_and_si512(_mm512_srli_epi32::<4>(words), mask);
-        _mm512_storeu_si512(to.add(stride).cast(), odd);
-    }
-
-    #[inline(always)]
-    unsafe fn spread8(words: __m512i, to: *mut u8, _stride: usize) {
-        _mm512_storeu_si512(to.cast(), words);
-    }
-
-    #[inline(always)]
-    unsafe fn dot(sums: __m512i, levels: __m512i, activations: __m512i) -> __m512i {
-        _mm512_dpbusd_epi32(sums, levels, activations)
-    }
+    const PLANES: usize = 1;
 }
 
-/// Halves: 2 products a lane.
+/// Two digits: 127 · 256 + 127 is the largest number that they can write.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Int16;
 
 impl Mode for Int16 {
-    const LIMIT: f32 = 32767.0;
-    const WIDTH: usize = 2;
-    const SEGMENT: usize = 384;
-
-    fn order(bits: usize) -> [u8; 8] {
-        if bits == 4 { [0, 4, 1, 5, 2, 6, 3, 7] } else { [0, 2, 1, 3, 4, 6, 5, 7] }
-    }
-
-    #[inline(always)]
-    unsafe fn store(to: *mut u8, values: __m512i) {
-        _mm256_storeu_si256(to.cast(), _mm512_cvtsepi32_epi16(values));
-    }
-
-    #[inline(always)]
-    unsafe fn spread4(words: __m512i, to: *mut u8, stride: usize) {
-        let mask = _mm512_set1_epi32(0x000f_000f);
-        _mm512_storeu_si512(to.cast(), _mm512_and_si512(words, mask));
-        let second = _mm512_and_si512(_mm512_srli_epi32::<4>(words), mask);
-        _mm512_storeu_si512(to.add(stride).cast(), second);
-        let third = _mm512_and_si512(_mm512_srli_epi32::<8>(words), mask);
-        _mm512_storeu_si512(to.add(2 * stride).cast(), third);
-        let fourth = _mm512_and_si512(_mm512_srli_epi32::<12>(words), mask);
-        _mm512_storeu_si512(to.add(3 * stride).cast(), fourth);
-    }
-
-    #[inline(always)]
-    unsafe fn spread8(words: __m512i, to: *mut u8, stride: usize) {
-        let mask = _mm512_set1_epi32(0x00ff_00ff);
-        _mm512_storeu_si512(to.cast(), _mm512_and_si512(words, mask));
-        let odd = _mm512_and_si512(_mm512_srli_epi32::<8>(words), mask);
-        _mm512_storeu_si512(to.add(stride).cast(), odd);
-    }
-
-    #[inline(always)]
-    unsafe fn dot(sums: __m512i, levels: __m512i, activations: __m512i) -> __m512i {
-        _mm512_dpwssd_epi32(sums, levels, activations)
-    }
+    const LIMIT: f32 = 32639.0;
+    const PLANES: usize = 2;
 }
 
-/// Row `i` of the result has element `i` of each row: a 16 by 16 transpose of 32-bit values.
+/// Vectors of bytes that a line of words unpacks to: the levels of 8 bits, or the low and the high nibbles.
 #[inline(always)]
-pub(super) unsafe fn transpose(rows: [__m512i; 16]) -> [__m512i; 16] {
-    let mut pairs = rows;
-    for i in (0..16).step_by(2) {
-        pairs[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
-        pairs[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+pub(super) const fn parts(bits: usize) -> usize {
+    8 / bits
+}
+
+/// f32 that a rounded row takes.
+///
+/// Lines of activations follow those of the weights, `[lines, planes, parts, 16]` words of 4 bytes: lane `i` of a part
+/// holds the activations that meet the levels in lane `i` of the unpacked line. The last line may be longer than the row.
+pub(in super::super) fn row_size(precision: Precision, quantization: QuantParams, columns: usize) -> usize {
+    let planes = if precision == Precision::Int8 { Int8::PLANES } else { Int16::PLANES };
+    let bits = usize::from(quantization.bits);
+    (columns * bits / 32).div_ceil(LINE) * planes * parts(bits) * LINE
+}
+
+/// The parts of a line of levels.
+#[inline(always)]
+pub(super) unsafe fn unpack<const PARTS: usize>(words: __m512i) -> [__m512i; PARTS] {
+    let mut levels = [words; PARTS];
+    if PARTS == 2 {
+        let mask = _mm512_set1_epi8(15);
+        levels[0] = _mm512_and_si512(words, mask);
+        levels[PARTS - 1] = _mm512_and_si512(_mm512_srli_epi32::<4>(words), mask);
     }
-    // `fours[4 * i + j]`: in each 128-bit lane, element `4 * lane + j` of rows `4 * i` to `4 * i + 3`.
-    let mut fours = pairs;
-    for i in (0..16).step_by(4) {
-        fours[i] = _mm512_unpacklo_epi64(pairs[i], pairs[i + 2]);
-        fours[i + 1] = _mm512_unpackhi_epi64(pairs[i], pairs[i + 2]);
-        fours[i + 2] = _mm512_unpacklo_epi64(pairs[i + 1], pairs[i + 3]);
-        fours[i + 3] = _mm512_unpackhi_epi64(pairs[i + 1], pairs[i + 3]);
-    }
-    let mut columns = fours;
+    levels
+}
+
+/// The first four words of 16 rows, each a vector with a lane for each row. Of the eight halves of the words, only those
+/// in `mask` are read; the others are 0.
+///
+/// Vectors are put together from memory, which leaves the one port that shuffles with half of a transpose.
+#[inline(always)]
+pub(super) unsafe fn columns<const ALL: bool>(rows: [*const u8; 16], mask: u8) -> [__m512i; 4] {
+    let mut fours = [_mm512_setzero_si512(); 4];
     for j in 0..4 {
-        let (a, b, c, d) = (fours[j], fours[4 + j], fours[8 + j], fours[12 + j]);
-        let low_ab = _mm512_shuffle_i32x4::<0x88>(a, b);
-        let high_ab = _mm512_shuffle_i32x4::<0xdd>(a, b);
-        let low_cd = _mm512_shuffle_i32x4::<0x88>(c, d);
-        let high_cd = _mm512_shuffle_i32x4::<0xdd>(c, d);
-        columns[j] = _mm512_shuffle_i32x4::<0x88>(low_ab, low_cd);
-        columns[4 + j] = _mm512_shuffle_i32x4::<0x88>(high_ab, high_cd);
-        columns[8 + j] = _mm512_shuffle_i32x4::<0xdd>(low_ab, low_cd);
-        columns[12 + j] = _mm512_shuffle_i32x4::<0xdd>(high_ab, high_cd);
+        let mut words = [_mm_setzero_si128(); 4];
+        for (lane, words) in words.iter_mut().enumerate() {
+            let from = rows[j + 4 * lane];
+            *words =
+                if ALL { _mm_loadu_si128(from.cast()) } else { _mm_maskz_loadu_epi16(mask, from.cast()) };
+        }
+        let four = _mm512_castsi128_si512(words[0]);
+        let four = _mm512_inserti32x4::<1>(four, words[1]);
+        let four = _mm512_inserti32x4::<2>(four, words[2]);
+        fours[j] = _mm512_inserti32x4::<3>(four, words[3]);
     }
-    columns
+    let [a, b, c, d] = fours;
+    let (low_ab, high_ab) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    let (low_cd, high_cd) = (_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+    [
+        _mm512_unpacklo_epi64(low_ab, low_cd),
+        _mm512_unpackhi_epi64(low_ab, low_cd),
+        _mm512_unpacklo_epi64(high_ab, high_cd),
+        _mm512_unpackhi_epi64(high_ab, high_cd),
+    ]
+}
+
+/// Row `i` of the result has 128-bit lane `i` of each row.
+#[inline(always)]
+pub(super) unsafe fn transpose_lanes([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+    let (even_ab, odd_ab) = (_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xdd>(a, b));
+    let (even_cd, odd_cd) = (_mm512_shuffle_i32x4::<0x88>(c, d), _mm512_shuffle_i32x4::<0xdd>(c, d));
+    [
+        _mm512_shuffle_i32x4::<0x88>(even_ab, even_cd),
+        _mm512_shuffle_i32x4::<0x88>(odd_ab, odd_cd),
+        _mm512_shuffle_i32x4::<0xdd>(even_ab, even_cd),
+        _mm512_shuffle_i32x4::<0xdd>(odd_ab, odd_cd),
+    ]
+}
+
+/// Lane `4 * i + j` of the result is the sum of the four lanes of `rows[j]` from `4 * i` on.
+#[inline(always)]
+pub(super) unsafe fn sum_fours([a, b, c, d]: [__m512i; 4]) -> __m512i {
+    let ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    let cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+    _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd))
+}
+
+/// Lane `i` of the result is the sum of the lanes of `rows[i]`.
+#[inline(always)]
+pub(super) unsafe fn sum_all(rows: [__m512i; 16]) -> __m512i {
+    let mut fours = [rows[0]; 4];
+    for (i, four) in fours.iter_mut().enumerate() {
+        *four = sum_fours([rows[4 * i], rows[4 * i + 1], rows[4 * i + 2], rows[4 * i + 3]]);
+    }
+    let [a, b, c, d] = transpose_lanes(fours);
+    _mm512_add_epi32(_mm512_add_epi32(a, b), _mm512_add_epi32(c, d))
 }

@@ -1,0 +1,179 @@
+//! Many rows of x: 32 rows of weights are unpacked and transposed into first-level cache, then meet all rows of x.
+#![allow(unsafe_op_in_unsafe_fn, reason = "intrinsics throughout; callers hold AVX-512 with VNNI")]
+
+use std::arch::x86_64::*;
+
+use super::super::schedule::Task;
+use super::kernel::{Integer, scratch};
+use super::operand::{LINE, Mode, columns, unpack};
+
+/// Outputs of a panel: two vectors.
+pub(super) const PANEL: usize = 32;
+/// Rows of x in a tile.
+pub(super) const TILE_ROWS: usize = 6;
+/// Columns of a segment of K, whole lines of weights: its panel takes 24 KB.
+const SEGMENT: usize = 768;
+/// The smallest group.
+const SMALLEST_GROUP: usize = 32;
+
+/// Levels and scales for a segment of K and 32 outputs.
+struct Step {
+    /// `[words, parts, 32]`.
+    panel: *const u32,
+    /// `[groups, 32]`.
+    scales: *const f32,
+    biases: *const f32,
+    start: usize,
+    length: usize,
+}
+
+impl Integer<'_> {
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c,bmi2")]
+    pub(super) unsafe fn panels<M: Mode, const PARTS: usize>(&self, task: &Task) {
+        let pairs = task.last_pair - task.first_pair;
+        let (inputs, group) = (self.packing.inputs, self.packing.group);
+        let sizes = [SEGMENT / 4 * PANEL, SEGMENT / SMALLEST_GROUP * PANEL, SEGMENT / SMALLEST_GROUP * PANEL];
+        let mut scratch = scratch(&[sizes[0], sizes[1], sizes[2], pairs * PANEL]);
+        let panel = scratch.as_mut_ptr();
+        let scales = panel.add(sizes[0]);
+        let biases = scales.add(sizes[1]);
+        let values = biases.add(sizes[2]);
+        // Tiles of about the same number of rows.
+        let tile_rows = pairs.div_ceil(pairs.div_ceil(TILE_ROWS));
+        for first in (task.first..task.last).step_by(PANEL) {
+            for start in (0..inputs).step_by(SEGMENT) {
+                let length = SEGMENT.min(inputs - start);
+                for half in [0, 16] {
+                    let rows = self.sixteen(task, first + half);
+                    self.spread::<PARTS>(&rows, start, length, panel.add(half).cast());
+                    let groups = (start / group, length / group);
+                    let (scales, biases) = (scales.add(half), biases.add(half));
+                    let next = self.words.wrapping_add((rows[0] + PANEL) * self.row_words());
+                    self.scales.transpose(&rows, groups, (scales, biases), PANEL, next.cast());
+                }
+                let step = Step { panel: panel.cast(), scales, biases, start, length };
+                for pair in (0..pairs).step_by(tile_rows) {
+                    let values = values.add(pair * PANEL);
+                    let at = task.first_pair + pair;
+                    match tile_rows.min(pairs - pair) {
+                        1 => self.tile::<M, PARTS, 1>(&step, at, values),
+                        2 => self.tile::<M, PARTS, 2>(&step, at, values),
+                        3 => self.tile::<M, PARTS, 3>(&step, at, values),
+                        4 => self.tile::<M, PARTS, 4>(&step, at, values),
+                        5 => self.tile::<M, PARTS, 5>(&step, at, values),
+                        _ => self.tile::<M, PARTS, TILE_ROWS>(&step, at, values),
+                    }
+                }
+            }
+            self.write(task, (first, PANEL.min(task.last - first)), (values, PANEL));
+        }
+    }
+
+    /// Levels of 16 rows of weights, for the columns `start` to `start + length`: `[words, parts, 32]` lanes of which
+    /// this fills 16.
+    #[inline(always)]
+    unsafe fn spread<const PARTS: usize>(
+        &self,
+        rows: &[usize; 16],
+        start: usize,
+        length: usize,
+        to: *mut u32,
+    ) {
+        let a_word = 4 * PARTS;
+        let words = length / a_word;
+        let mut from = [std::ptr::null(); 16];
+        for (from, row) in from.iter_mut().zip(rows) {
+            *from = self.words.add(row * self.row_words() + start / a_word).cast::<u8>();
+        }
+        // A group is four words at least.
+        for at in (0..words).step_by(4) {
+            let mut place = [std::ptr::null(); 16];
+            for (place, from) in place.iter_mut().zip(from) {
+                *place = from.add(at * 4);
+                if at % LINE == 0 {
+                    _mm_prefetch::<_MM_HINT_T0>(place.wrapping_add(LINE * 4).cast());
+                }
+            }
+            for (index, column) in columns::<true>(place, 0).into_iter().enumerate() {
+                let to = to.add((at + index) * PARTS * PANEL);
+                for (part, levels) in unpack::<PARTS>(column).into_iter().enumerate() {
+                    _mm512_storeu_si512(to.add(part * PANEL).cast(), levels);
+                }
+            }
+        }
+    }
+
+    /// A segment of `R` rows of x times the panel, added to `values` (`[R][32]`), which the first segment sets.
+    #[inline(always)]
+    unsafe fn tile<M: Mode, const PARTS: usize, const R: usize>(
+        &self,
+        step: &Step,
+        at: usize,
+        values: *mut f32,
+    ) {
+        let packing = self.packing;
+        let (groups, group_words) = (self.scales.groups(), packing.group / (4 * PARTS));
+        let line_words = M::PLANES * PARTS * LINE;
+        let start_line = step.start / (4 * PARTS) / LINE;
+        let mut x = [std::ptr::null::<i32>(); R];
+        let mut x_groups = [0; R];
+        let mut totals = [[_mm512_setzero_ps(); 2]; R];
+        for r in 0..R {
+            let row = self.plan.pairs[at + r].x as usize;
+            let from = self.x.values.add(row * packing.rounded_bytes::<M>());
+            x[r] = from.cast::<i32>().add(start_line * line_words);
+            x_groups[r] = row * groups + step.start / packing.group;
+            if step.start > 0 {
+                totals[r][0] = _mm512_loadu_ps(values.add(r * PANEL));
+                totals[r][1] = _mm512_loadu_ps(values.add(r * PANEL + 16));
+            }
+        }
+        for index in 0..step.length / packing.group {
+            let mut sums = [[_mm512_setzero_si512(); 2]; R];
+            for plane in 0..M::PLANES {
+                if plane > 0 {
+                    for r in 0..R {
+                        for half in 0..2 {
+                            sums[r][half] = _mm512_slli_epi32::<8>(sums[r][half]);
+                        }
+                    }
+                }
+                let mut word = index * group_words;
+                while word < (index + 1) * group_words {
+                    // Of one line.
+                    let count = group_words.min(LINE);
+                    let place = word / LINE * line_words + plane * PARTS * LINE + word % LINE;
+                    for at in 0..count {
+                        for part in 0..PARTS {
+                            let from = step.panel.add(((word + at) * PARTS + part) * PANEL);
+                            let first = _mm512_loadu_si512(from.cast());
+                            let second = _mm512_loadu_si512(from.add(16).cast());
+                            for r in 0..R {
+                                let activations = *x[r].add(place + part * LINE + at);
+                                let activations = _mm512_set1_epi32(activations);
+                                sums[r][0] = _mm512_dpbusd_epi32(sums[r][0], first, activations);
+                                sums[r][1] = _mm512_dpbusd_epi32(sums[r][1], second, activations);
+                            }
+                        }
+                    }
+                    word += count;
+                }
+            }
+            for half in 0..2 {
+                let scale = _mm512_loadu_ps(step.scales.add(index * PANEL + half * 16));
+                let bias = _mm512_loadu_ps(step.biases.add(index * PANEL + half * 16));
+                for r in 0..R {
+                    let x_scale = _mm512_set1_ps(*self.x.scales.add(x_groups[r] + index));
+                    let x_sum = _mm512_set1_ps(*self.x.sums.add(x_groups[r] + index));
+                    let total = _mm512_fmadd_ps(bias, x_sum, totals[r][half]);
+                    let dot = _mm512_cvtepi32_ps(sums[r][half]);
+                    totals[r][half] = _mm512_fmadd_ps(dot, _mm512_mul_ps(scale, x_scale), total);
+                }
+            }
+        }
+        for r in 0..R {
+            _mm512_storeu_ps(values.add(r * PANEL), totals[r][0]);
+            _mm512_storeu_ps(values.add(r * PANEL + 16), totals[r][1]);
+        }
+    }
+}
