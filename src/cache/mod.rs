@@ -172,20 +172,21 @@ impl LayerCache {
     }
 
     /// Moves the content into memory that fused steps write, if this kind of cache can be there and its content has
-    /// that shape. Returns whether it is there now.
-    pub fn store(&mut self, shape: KvShape, batch: i32) -> Result<bool> {
+    /// that shape, with room for `added` positions more. Returns whether it is there now.
+    pub fn store(&mut self, shape: KvShape, batch: i32, added: i32) -> Result<bool> {
         if !matches!(self, Self::Stored(_))
-            && let Some(stored) = StoredKvCache::import(self, shape, batch)?
+            && let Some(stored) = StoredKvCache::import(self, shape, batch, added)?
         {
             *self = Self::Stored(stored);
         }
         Ok(matches!(self, Self::Stored(_)))
     }
 
-    /// Makes room for a fused step of `added` positions, a store a sequence; `None` for a cache that is not stored.
-    pub fn reserve(&mut self, added: i32) -> Result<Option<Vec<Arc<KvStore>>>> {
+    /// Makes room for a fused step of `added` positions, and where that takes new memory for those `following` too: a
+    /// store a sequence; `None` for a cache that is not stored.
+    pub fn reserve(&mut self, added: i32, following: i32) -> Result<Option<Vec<Arc<KvStore>>>> {
         match self {
-            Self::Stored(cache) => cache.reserve(added).map(Some),
+            Self::Stored(cache) => cache.reserve(added, following).map(Some),
             _ => Ok(None),
         }
     }

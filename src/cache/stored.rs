@@ -50,8 +50,9 @@ impl StoredKvCache {
         }
     }
 
-    /// Takes over what a cache of arrays holds; `None` unless [`can_import`](Self::can_import).
-    pub(super) fn import(cache: &LayerCache, shape: KvShape, batch: i32) -> Result<Option<Self>> {
+    /// Takes over what a cache of arrays holds, with room for `added` positions more; `None` unless
+    /// [`can_import`](Self::can_import).
+    pub(super) fn import(cache: &LayerCache, shape: KvShape, batch: i32, added: i32) -> Result<Option<Self>> {
         if !Self::can_import(cache, shape, batch) {
             return Ok(None);
         }
@@ -70,7 +71,7 @@ impl StoredKvCache {
         };
         let mut stores = Vec::new();
         for row in 0..batch {
-            let store = new_store(shape, offset)?;
+            let store = new_store(shape, offset.saturating_add(added))?;
             if let Some((keys, values)) = &content {
                 let count = keys.dim(2).min(values.dim(2)).min(offset);
                 let last = |array: &Array| {
@@ -104,8 +105,9 @@ impl StoredKvCache {
         self.offset
     }
 
-    /// Makes room for `added` positions and returns the stores, which only the next step may write to.
-    pub(super) fn reserve(&mut self, added: i32) -> Result<Vec<Arc<KvStore>>> {
+    /// Makes room for `added` positions, or if there is not enough also for those `following`, and returns the stores,
+    /// which only the next step may write to.
+    pub(super) fn reserve(&mut self, added: i32, following: i32) -> Result<Vec<Arc<KvStore>>> {
         let end = self.offset.checked_add(added).filter(|&end| end < i32::MAX - STEP);
         let end = end.ok_or_else(|| Error::new("the sequence exceeds 2^31 positions"))?;
         let fits = self.stores.iter().all(|store| store.fits(end as usize));
@@ -114,7 +116,8 @@ impl StoredKvCache {
             let held = self.held();
             for store in &mut self.stores {
                 // A quarter more, so that growing costs little altogether; memory that is not reached is not used.
-                let larger = new_store(self.shape, end.saturating_add((self.offset / 4).max(STEP)))?;
+                let more = following.max(self.offset / 4).max(STEP);
+                let larger = new_store(self.shape, end.saturating_add(more))?;
                 // SAFETY: all steps that write are done; the new store is ours alone.
                 unsafe { larger.copy_from(store, held.clone()) };
                 *store = Arc::new(larger);

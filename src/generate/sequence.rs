@@ -137,7 +137,8 @@ impl Sequence {
             let count = part.min(end - self.fed);
             let chunk = token_array(&self.prompt[self.fed..self.fed + count])?;
             let ids = chunk.expand_dims(0)?;
-            filling_caches(|| model.forward(&ids, Some(&mut self.caches)))?;
+            let following = self.prompt.len() - self.fed - count;
+            filling_caches(following, || model.forward(&ids, Some(&mut self.caches)))?;
             // After the whole chunk, as in mlx-lm: what a position attends to does not depend on the parts.
             if self.fed + count == end {
                 self.quantize_caches()?;

@@ -170,7 +170,7 @@ fn fits(caches: &[LayerCache], shapes: &[KvShape], batch: i32) -> bool {
         && caches.iter().zip(shapes).all(|(cache, shape)| cache.can_store(*shape, batch))
 }
 
-/// Stores caches that [`fits`] and makes room for `length` positions of each sequence.
+/// Stores caches that [`fits`] and makes room for `length` positions of each sequence, and for those known to follow.
 fn reserve(
     caches: &mut [LayerCache],
     shapes: &[KvShape],
@@ -178,10 +178,11 @@ fn reserve(
     length: i32,
 ) -> Result<Vec<DecoderRow>> {
     let position = caches.first().map_or(0, LayerCache::offset).max(0) as usize;
+    let following = i32::try_from(cpu_ops::positions_to_follow()).unwrap_or(i32::MAX);
     for (cache, shape) in caches.iter_mut().zip(shapes) {
-        cache.store(*shape, batch)?;
+        cache.store(*shape, batch, length.saturating_add(following))?;
     }
-    let stores = caches.iter_mut().filter_map(|cache| cache.reserve(length).transpose());
+    let stores = caches.iter_mut().filter_map(|cache| cache.reserve(length, following).transpose());
     let stores = stores.collect::<Result<Vec<_>>>()?;
     let row = |row| DecoderRow {
         position,

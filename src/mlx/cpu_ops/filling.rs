@@ -3,25 +3,30 @@
 use std::cell::Cell;
 
 thread_local! {
-    static FILLING: Cell<bool> = const { Cell::new(false) };
+    static FOLLOWING: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
 /// Runs `work`, in which this thread builds the graph of a chunk whose logits nobody will ask for: where they would come
-/// from is not computed either.
-pub fn filling_caches<R>(work: impl FnOnce() -> R) -> R {
-    struct Restore(bool);
+/// from is not computed either. Caches make room at once for the positions of the prompt that are `following`.
+pub fn filling_caches<R>(following: usize, work: impl FnOnce() -> R) -> R {
+    struct Restore(Option<usize>);
     impl Drop for Restore {
         fn drop(&mut self) {
-            FILLING.set(self.0);
+            FOLLOWING.set(self.0);
         }
     }
-    let _restore = Restore(FILLING.replace(true));
+    let _restore = Restore(FOLLOWING.replace(Some(following)));
     work()
 }
 
 /// Whether a graph made now by this thread only fills caches.
 pub(super) fn only_fills_caches() -> bool {
-    FILLING.get()
+    FOLLOWING.get().is_some()
+}
+
+/// Positions that are known to come after the step that this thread makes now.
+pub fn positions_to_follow() -> usize {
+    FOLLOWING.get().unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -30,8 +35,8 @@ mod tests {
 
     #[test]
     fn a_panic_while_filling_leaves_nothing_behind() {
-        assert!(filling_caches(only_fills_caches));
-        let _ = std::panic::catch_unwind(|| filling_caches(|| panic!("stop")));
-        assert!(!only_fills_caches());
+        assert_eq!(filling_caches(7, || (only_fills_caches(), positions_to_follow())), (true, 7));
+        let _ = std::panic::catch_unwind(|| filling_caches(7, || panic!("stop")));
+        assert_eq!((only_fills_caches(), positions_to_follow()), (false, 0));
     }
 }

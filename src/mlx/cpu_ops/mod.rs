@@ -43,7 +43,7 @@ pub use attention::{AttentionArgs, KeysValues, PackedHeads};
 pub use decoder::{
     DecoderPlan, DecoderRow, FusedDecoder, KvShape, KvStore, KvType, LayerPlan, NormPlan, ProjectionPlan,
 };
-pub use filling::filling_caches;
+pub use filling::{filling_caches, positions_to_follow};
 pub use matrix::MatrixKind;
 pub use precision::{AUTO, CpuPrecision, PrecisionError};
 pub use rope::Rotation;

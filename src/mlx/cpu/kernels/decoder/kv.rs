@@ -1,13 +1,12 @@
 //! Keys and values of one layer and one sequence, written while a step runs.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use half::f16;
+use memmap2::MmapMut;
 
-use super::super::super::allocation::fallibly;
 use super::super::error::KernelError;
 use super::super::floats::Floats;
 use super::super::simd::{Element as _, Kernel, LANES, Simd, from_f32};
@@ -55,7 +54,8 @@ pub struct KvStore {
     capacity: usize,
     keys: NonNull<u8>,
     values: NonNull<u8>,
-    layout: Layout,
+    /// Both, on pages of their own: those that no position has reached take no memory.
+    memory: MmapMut,
     /// Whether a step uses it.
     claimed: AtomicBool,
 }
@@ -64,16 +64,6 @@ pub struct KvStore {
 unsafe impl Send for KvStore {}
 // SAFETY: as above.
 unsafe impl Sync for KvStore {}
-
-impl Drop for KvStore {
-    fn drop(&mut self) {
-        // SAFETY: allocated with this layout, freed once.
-        unsafe {
-            dealloc(self.keys.as_ptr(), self.layout);
-            dealloc(self.values.as_ptr(), self.layout);
-        }
-    }
-}
 
 impl KvStore {
     /// A store for `positions` positions, or for the window and a chunk if that is less.
@@ -94,24 +84,17 @@ impl KvStore {
         let bytes = capacity.and_then(|capacity| {
             capacity.checked_mul(shape.heads)?.checked_mul(shape.dim)?.checked_mul(shape.kind.size())
         });
-        let layout = bytes.and_then(|bytes| Layout::from_size_align(bytes, 64).ok());
-        let (Some(capacity), Some(layout)) = (capacity, layout) else {
-            return refuse("the number of positions", positions, "less");
+        let refuse_positions = |rule| refuse("the number of positions", positions, rule);
+        let (Some(capacity), Some(bytes)) = (capacity, bytes) else { return refuse_positions("less") };
+        let Some(both) = bytes.checked_mul(2).filter(|&both| isize::try_from(both).is_ok()) else {
+            return refuse_positions("less");
         };
-        // SAFETY: the size is not zero.
-        let allocate = || NonNull::new(fallibly(|| unsafe { alloc_zeroed(layout) }));
-        match (allocate(), allocate()) {
-            (Some(keys), Some(values)) => {
-                Ok(Self { shape, capacity, keys, values, layout, claimed: AtomicBool::new(false) })
-            }
-            (keys, values) => {
-                for memory in [keys, values].into_iter().flatten() {
-                    // SAFETY: allocated just now with the same layout.
-                    unsafe { dealloc(memory.as_ptr(), layout) };
-                }
-                refuse("the number of positions", positions, "less: there is not enough memory")
-            }
-        }
+        let Ok(mut memory) = MmapMut::map_anon(both) else {
+            return refuse_positions("less: there is not enough memory");
+        };
+        let (keys, values) = memory.split_at_mut(bytes);
+        let [keys, values] = [keys, values].map(|part| NonNull::from(part).cast());
+        Ok(Self { shape, capacity, keys, values, memory, claimed: AtomicBool::new(false) })
     }
 
     /// Takes the store for a step; `None` while another step, or another sequence of this one, has it.
@@ -131,7 +114,7 @@ impl KvStore {
 
     /// Bytes that keys and values take.
     pub fn bytes(&self) -> usize {
-        2 * self.layout.size()
+        self.memory.len()
     }
 
     fn place(&self, head: usize, position: usize) -> usize {

@@ -3,14 +3,19 @@
 
 use std::arch::x86_64::*;
 
+use super::super::ahead::Coming;
 use super::super::schedule::Task;
+use super::super::simd::Avx512;
 use super::kernel::{Integer, scratch};
 use super::operand::{LINE, Mode, columns, unpack};
+use super::rounding::Packing;
 
 /// Outputs of a panel: two vectors.
 pub(super) const PANEL: usize = 32;
 /// Rows of x in a tile.
 pub(super) const TILE_ROWS: usize = 6;
+/// Up to so many rows of x, there are registers for each sum in two parts.
+const APART: usize = 4;
 /// Columns of a segment of K, whole lines of weights: its panel takes 24 KB.
 const SEGMENT: usize = 768;
 /// The smallest group.
@@ -52,16 +57,19 @@ impl Integer<'_> {
                     self.scales.transpose(&rows, groups, (scales, biases), PANEL, next.cast());
                 }
                 let step = Step { panel: panel.cast(), scales, biases, start, length };
+                let mut coming = self.coming(task, first, start);
+                let groups = pairs.div_ceil(tile_rows) * (length / group);
+                let lines = (PANEL * coming.lines).div_ceil(groups);
                 for pair in (0..pairs).step_by(tile_rows) {
                     let values = values.add(pair * PANEL);
                     let at = task.first_pair + pair;
                     match tile_rows.min(pairs - pair) {
-                        1 => self.tile::<M, PARTS, 1>(&step, at, values),
-                        2 => self.tile::<M, PARTS, 2>(&step, at, values),
-                        3 => self.tile::<M, PARTS, 3>(&step, at, values),
-                        4 => self.tile::<M, PARTS, 4>(&step, at, values),
-                        5 => self.tile::<M, PARTS, 5>(&step, at, values),
-                        _ => self.tile::<M, PARTS, TILE_ROWS>(&step, at, values),
+                        1 => self.tile::<M, PARTS, 1>(&step, at, values, &mut coming, lines),
+                        2 => self.tile::<M, PARTS, 2>(&step, at, values, &mut coming, lines),
+                        3 => self.tile::<M, PARTS, 3>(&step, at, values, &mut coming, lines),
+                        4 => self.tile::<M, PARTS, 4>(&step, at, values, &mut coming, lines),
+                        5 => self.tile::<M, PARTS, 5>(&step, at, values, &mut coming, lines),
+                        _ => self.tile::<M, PARTS, TILE_ROWS>(&step, at, values, &mut coming, lines),
                     }
                 }
             }
@@ -103,13 +111,35 @@ impl Integer<'_> {
         }
     }
 
-    /// A segment of `R` rows of x times the panel, added to `values` (`[R][32]`), which the first segment sets.
+    /// The weights that follow those of a panel: its next segment, or the next panel's first.
+    #[inline(always)]
+    fn coming(&self, task: &Task, first: usize, start: usize) -> Coming {
+        let Packing { inputs, bits, .. } = self.packing;
+        let row_bytes = self.row_words() * 4;
+        let (row, start) = match start + SEGMENT < inputs {
+            true => (first, start + SEGMENT),
+            false => (first + PANEL, 0),
+        };
+        let row: *const u8 =
+            self.words.wrapping_add((task.expert * self.outputs + row) * self.row_words()).cast();
+        Coming {
+            from: row.wrapping_add(start * bits / 8),
+            row_bytes,
+            lines: (SEGMENT.min(inputs - start) * bits / 8).div_ceil(64),
+            done: 0,
+        }
+    }
+
+    /// A segment of `R` rows of x times the panel, added to `values` (`[R][32]`), which the first segment sets. Asks for
+    /// so many lines of what is coming with each group.
     #[inline(always)]
     unsafe fn tile<M: Mode, const PARTS: usize, const R: usize>(
         &self,
         step: &Step,
         at: usize,
         values: *mut f32,
+        coming: &mut Coming,
+        lines: usize,
     ) {
         let packing = self.packing;
         let (groups, group_words) = (self.scales.groups(), packing.group / (4 * PARTS));
@@ -129,36 +159,13 @@ impl Integer<'_> {
             }
         }
         for index in 0..step.length / packing.group {
-            let mut sums = [[_mm512_setzero_si512(); 2]; R];
-            for plane in 0..M::PLANES {
-                if plane > 0 {
-                    for r in 0..R {
-                        for half in 0..2 {
-                            sums[r][half] = _mm512_slli_epi32::<8>(sums[r][half]);
-                        }
-                    }
-                }
-                let mut word = index * group_words;
-                while word < (index + 1) * group_words {
-                    // Of one line.
-                    let count = group_words.min(LINE);
-                    let place = word / LINE * line_words + plane * PARTS * LINE + word % LINE;
-                    for at in 0..count {
-                        for part in 0..PARTS {
-                            let from = step.panel.add(((word + at) * PARTS + part) * PANEL);
-                            let first = _mm512_loadu_si512(from.cast());
-                            let second = _mm512_loadu_si512(from.add(16).cast());
-                            for r in 0..R {
-                                let activations = *x[r].add(place + part * LINE + at);
-                                let activations = _mm512_set1_epi32(activations);
-                                sums[r][0] = _mm512_dpbusd_epi32(sums[r][0], first, activations);
-                                sums[r][1] = _mm512_dpbusd_epi32(sums[r][1], second, activations);
-                            }
-                        }
-                    }
-                    word += count;
-                }
-            }
+            coming.fetch::<Avx512, PANEL>(lines);
+            let words = (index * group_words, group_words);
+            let sums = if R <= APART {
+                self.products_apart::<M, PARTS, R>(step.panel, &x, words)
+            } else {
+                self.products::<M, PARTS, R>(step.panel, &x, words)
+            };
             for half in 0..2 {
                 let scale = _mm512_loadu_ps(step.scales.add(index * PANEL + half * 16));
                 let bias = _mm512_loadu_ps(step.biases.add(index * PANEL + half * 16));
@@ -176,4 +183,88 @@ impl Integer<'_> {
             _mm512_storeu_ps(values.add(r * PANEL + 16), totals[r][1]);
         }
     }
+    /// Sums of products over a group, one digit of the activations after the other.
+    #[inline(always)]
+    unsafe fn products<M: Mode, const PARTS: usize, const R: usize>(
+        &self,
+        panel: *const u32,
+        x: &[*const i32; R],
+        (first, count): (usize, usize),
+    ) -> [[__m512i; 2]; R] {
+        let mut sums = [[_mm512_setzero_si512(); 2]; R];
+        for plane in 0..M::PLANES {
+            if plane > 0 {
+                for r in 0..R {
+                    for half in 0..2 {
+                        sums[r][half] = _mm512_slli_epi32::<8>(sums[r][half]);
+                    }
+                }
+            }
+            for start in (first..first + count).step_by(LINE) {
+                let place = place::<M, PARTS>(start, plane);
+                for at in 0..count.min(LINE) {
+                    for part in 0..PARTS {
+                        let from = panel.add(((start + at) * PARTS + part) * PANEL);
+                        let levels =
+                            [_mm512_loadu_si512(from.cast()), _mm512_loadu_si512(from.add(16).cast())];
+                        for r in 0..R {
+                            let activations = _mm512_set1_epi32(*x[r].add(place + part * LINE + at));
+                            for half in 0..2 {
+                                sums[r][half] = _mm512_dpbusd_epi32(sums[r][half], levels[half], activations);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        sums
+    }
+
+    /// As [`products`](Self::products), each sum in two parts, so that there are enough of them to keep the multipliers
+    /// busy: one for each digit, or one for each other vector of levels.
+    #[inline(always)]
+    unsafe fn products_apart<M: Mode, const PARTS: usize, const R: usize>(
+        &self,
+        panel: *const u32,
+        x: &[*const i32; R],
+        (first, count): (usize, usize),
+    ) -> [[__m512i; 2]; R] {
+        let mut sums = [[[_mm512_setzero_si512(); 2]; R]; 2];
+        for start in (first..first + count).step_by(LINE) {
+            for at in (0..count.min(LINE)).step_by(2 / PARTS) {
+                for other in 0..2 {
+                    let (at, part) = if PARTS == 2 { (at, other) } else { (at + other, 0) };
+                    let from = panel.add(((start + at) * PARTS + part) * PANEL);
+                    let levels = [_mm512_loadu_si512(from.cast()), _mm512_loadu_si512(from.add(16).cast())];
+                    for r in 0..R {
+                        for plane in 0..M::PLANES {
+                            let place = place::<M, PARTS>(start, plane) + part * LINE + at;
+                            let activations = _mm512_set1_epi32(*x[r].add(place));
+                            let sums = &mut sums[if M::PLANES == 2 { plane } else { other }][r];
+                            for half in 0..2 {
+                                sums[half] = _mm512_dpbusd_epi32(sums[half], levels[half], activations);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        let [mut firsts, seconds] = sums;
+        for r in 0..R {
+            for half in 0..2 {
+                let sum = &mut firsts[r][half];
+                if M::PLANES == 2 {
+                    *sum = _mm512_slli_epi32::<8>(*sum);
+                }
+                *sum = _mm512_add_epi32(*sum, seconds[r][half]);
+            }
+        }
+        firsts
+    }
+}
+
+/// Where the activations of a word of a line begin, in words.
+#[inline(always)]
+fn place<M: Mode, const PARTS: usize>(word: usize, plane: usize) -> usize {
+    (word / LINE * M::PLANES + plane) * PARTS * LINE + word % LINE
 }
