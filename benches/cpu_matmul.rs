@@ -15,7 +15,7 @@ use std::time::Instant;
 use half::bf16;
 use mlx_bun::checkpoint::{QuantMode, QuantParams};
 use mlx_bun::mlx::cpu::kernels::Floats;
-use mlx_bun::mlx::cpu::kernels::matmul::{Matmul, Matrix, Precision, Scales};
+use mlx_bun::mlx::cpu::kernels::matmul::{Matmul, Matrix, Precision, Scales, has_integers};
 use mlx_bun::mlx::cpu::{Isa, Pool, pool};
 
 const SHAPES: [(usize, usize); 6] =
@@ -126,7 +126,7 @@ fn main() {
     ];
     let mut cases = Vec::new();
     for weights in &formats {
-        let precisions: &[Precision] = if weights.quantization.is_some() && isa.has_vnni() {
+        let precisions: &[Precision] = if weights.quantization.is_some() && has_integers(isa) {
             &[Precision::Exact, Precision::Int16, Precision::Int8]
         } else {
             &[Precision::Exact]

@@ -11,6 +11,7 @@ use mlx_bun::generate::prompt_cache;
 use mlx_bun::load::{LoadModelError, LoadedModel};
 use mlx_bun::lora::Adapter;
 use mlx_bun::mlx::cpu::Isa;
+use mlx_bun::mlx::cpu::kernels::matmul::has_integers;
 use mlx_bun::mlx::cpu_ops::CpuPrecision;
 use mlx_bun::mlx::{self, DeviceKind, cpu_ops};
 use mlx_bun::registry::select::select_model;
@@ -97,10 +98,10 @@ pub fn load_adapted(
     {
         let precision = kernels.precision();
         let packed = || loaded.model.pieces().is_none_or(|mut pieces| pieces.takes_integers());
-        if !kernels.isa().has_vnni() {
+        if !has_integers(kernels.isa()) {
             let level = kernels.isa().level();
             printer.warning(&format!(
-                "`--cpu-precision {precision}` changes nothing here: it needs avx512-vnni, and the kernels use {level}"
+                "`--cpu-precision {precision}` changes nothing here: it needs avx512-vnni or avx2, and the kernels use {level}"
             ));
         } else if !packed() {
             printer.warning(&format!(

@@ -143,11 +143,6 @@ impl Isa {
         self.level
     }
 
-    /// Whether VNNI's integer dot products may be used.
-    pub fn has_vnni(self) -> bool {
-        self.level == Level::Avx512Vnni
-    }
-
     /// Whether AVX-512's bfloat16 instructions may be used.
     pub fn has_bf16(self) -> bool {
         self.bf16

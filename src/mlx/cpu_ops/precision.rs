@@ -9,7 +9,7 @@ use std::str::FromStr;
 use crate::mlx::cpu::kernels::matmul::Precision;
 
 /// Arithmetic of products with quantized weights. The integer modes need affine weights of 4 or 8 bits and a processor
-/// with VNNI; elsewhere everything is exact.
+/// with AVX2 or AVX-512 with VNNI, which give the same bits; elsewhere everything is exact.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum CpuPrecision {
     /// What measures as good as exact: [`AUTO`].

@@ -1,6 +1,7 @@
 //! Linear layers, experts, embeddings.
 
 use super::*;
+use crate::mlx::cpu::kernels::matmul::has_integers;
 use crate::mlx::cpu_ops::{AUTO, MatrixKind};
 use crate::mlx::{dequantize, quantized_matmul};
 
@@ -92,7 +93,7 @@ fn products_do_not_depend_on_the_rows_or_threads_they_share() {
 
 #[test]
 fn modes_differ_for_any_number_of_rows() {
-    if !Isa::detect().has_vnni() {
+    if !has_integers(Isa::detect()) {
         return;
     }
     let (weight, _) = matrix(Some(AFFINE4), 1, &[64, 128]);

@@ -5,7 +5,7 @@ use half::f16;
 use super::super::activation::{Activation, activate_gated};
 use super::super::attention::{self, Attention, Layout, Stored};
 use super::super::embedding::embedding;
-use super::super::matmul::{Matmul, Matrix, Precision, Scales};
+use super::super::matmul::{Matmul, Matrix, Precision, Scales, has_integers};
 use super::super::norm::rms_norm;
 use super::super::rope::{Offsets, Rope, rope};
 use super::super::testing::{Owned, Type, bits, isas, noise, pools};
@@ -313,7 +313,7 @@ fn the_whole_has_the_bits_of_its_parts() {
             for isa in isas() {
                 let pool = &pools[1];
                 for precision in [Precision::Exact, Precision::Int16, Precision::Int8] {
-                    if precision != Precision::Exact && !isa.has_vnni() {
+                    if precision != Precision::Exact && !has_integers(isa) {
                         continue;
                     }
                     let bench = Bench { decoder: &decoder, isa, pool, precision };
@@ -494,7 +494,7 @@ fn a_workspace_of_another_decoder_is_refused() {
         assert!(try_it(&mut workspace, pool, isa).unwrap_err().contains("made for this decoder"));
         assert!(!workspace.suits(&ours, isa, pool, Precision::Exact, 1));
     }
-    if isa.has_vnni() {
+    if has_integers(isa) {
         let mut rounded = Workspace::new(&ours, isa, &one, Precision::Int8, 1).unwrap();
         assert!(try_it(&mut rounded, &one, Isa::PLAIN).unwrap_err().contains("made for this decoder"));
     }

@@ -34,7 +34,7 @@ mod simd;
 mod source;
 mod staged;
 
-pub use integer::takes_integers;
+pub use integer::{has_integers, takes_integers};
 pub(super) use matrix::Storage;
 pub use matrix::{Matrix, Scales};
 pub(super) use staged::{Arranged, Arrangement, Operand, Part, RowList};
@@ -45,8 +45,8 @@ use crate::coding::QuantParams;
 use output::Output;
 use schedule::Plan;
 
-/// How products are computed. Integer modes exist for affine weights of 4 and 8 bits on processors with VNNI, in
-/// `x · Wᵀ`; everything else is computed exactly whatever is asked for.
+/// How products are computed. Integer modes exist for affine weights of 4 and 8 bits, in `x · Wᵀ`, for the instructions
+/// that [have them](has_integers); everything else is computed exactly whatever is asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Precision {
     /// f32 arithmetic on dequantized weights.
@@ -168,7 +168,7 @@ impl<'a> Matmul<'a> {
 
     /// The precision that [`run`](Self::run) will use on `isa`.
     pub fn effective_precision(&self, isa: Isa) -> Precision {
-        if self.transpose && isa.has_vnni() && integer::supports(&self.weights) {
+        if self.transpose && integer::supports(isa, &self.weights) {
             self.precision
         } else {
             Precision::Exact
@@ -186,15 +186,23 @@ impl<'a> Matmul<'a> {
             return Ok(());
         }
         let output = Output::new(y, self.outputs(), self.bias, self.gather.is_some());
+        #[cfg(target_arch = "x86_64")]
+        match self.effective_precision(isa) {
+            // SAFETY: `isa` is proof of the instructions; `plan` checked all shapes.
+            Precision::Int8 => unsafe {
+                return integer::run::<integer::Int8>(self, integer::Set::of(isa), pool, x, &output, &plan);
+            },
+            // SAFETY: as above.
+            Precision::Int16 => unsafe {
+                return integer::run::<integer::Int16>(self, integer::Set::of(isa), pool, x, &output, &plan);
+            },
+            Precision::Exact => {}
+        }
         match isa.level() {
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 | Level::Avx512Vnni => match self.effective_precision(isa) {
-                // SAFETY: `isa` is proof that the processor has AVX-512 with VNNI; `plan` checked all shapes.
-                Precision::Int8 => unsafe { integer::run::<integer::Int8>(self, pool, x, &output, &plan) },
-                // SAFETY: as above.
-                Precision::Int16 => unsafe { integer::run::<integer::Int16>(self, pool, x, &output, &plan) },
-                // SAFETY: `isa` is proof that the processor has AVX-512; `plan` checked all shapes.
-                Precision::Exact => unsafe { self.exact::<simd::Avx512>(pool, x, &output, &plan) },
+            // SAFETY: `isa` is proof that the processor has AVX-512; `plan` checked all shapes.
+            Level::Avx512 | Level::Avx512Vnni => unsafe {
+                self.exact::<simd::Avx512>(pool, x, &output, &plan)
             },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `isa` is proof that the processor has AVX2, FMA and F16C; `plan` checked all shapes.

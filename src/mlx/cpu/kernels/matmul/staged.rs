@@ -21,15 +21,17 @@ pub(in super::super) enum Arrangement {
     /// f32 in [`Simd::NIBBLE_ORDER`].
     Nibbles,
     /// Integers with a scale a group of the weights.
-    Rounded(Precision, QuantParams),
+    #[cfg(target_arch = "x86_64")]
+    Rounded(Precision, QuantParams, integer::Set),
 }
 
 impl Arrangement {
     /// What `matrix` wants when `precision` is asked for.
     pub fn new(isa: Isa, matrix: &Matrix<'_>, precision: Precision) -> Self {
         let Some(quantization) = matrix.quantization() else { return Self::Plain };
-        if precision != Precision::Exact && isa.has_vnni() && integer::supports(matrix) {
-            return Self::Rounded(precision, quantization);
+        #[cfg(target_arch = "x86_64")]
+        if precision != Precision::Exact && integer::supports(isa, matrix) {
+            return Self::Rounded(precision, quantization, integer::Set::of(isa));
         }
         match (quantization.mode, quantization.bits) {
             (QuantMode::Affine, 4) | (QuantMode::Mxfp4 | QuantMode::Nvfp4, _) => Self::Nibbles,
@@ -49,8 +51,8 @@ impl Arrangement {
     /// What the outputs of a part of `rows` rows should come in multiples of.
     pub fn unit(self, rows: usize) -> usize {
         #[cfg(target_arch = "x86_64")]
-        if let Self::Rounded(..) = self {
-            return integer::unit(rows);
+        if let Self::Rounded(.., set) = self {
+            return set.unit(rows);
         }
         rows::unit(rows)
     }
@@ -62,15 +64,16 @@ impl Arrangement {
     /// f32 that a row takes.
     fn row_size(self, columns: usize) -> usize {
         #[cfg(target_arch = "x86_64")]
-        if let Self::Rounded(precision, quantization) = self {
-            return integer::row_size(precision, quantization, columns);
+        if let Self::Rounded(precision, quantization, set) = self {
+            return integer::Packing::of(set, quantization, columns).row_size(precision);
         }
         self.padded(columns)
     }
 
     fn groups(self, columns: usize) -> usize {
         match self {
-            Self::Rounded(_, quantization) => columns / quantization.group_size as usize,
+            #[cfg(target_arch = "x86_64")]
+            Self::Rounded(_, quantization, _) => columns / quantization.group_size as usize,
             _ => 0,
         }
     }
@@ -157,13 +160,9 @@ impl Arranged {
     /// The operand was made for `isa`, is alive and has the row; nobody else uses the row; `x` holds its columns.
     pub unsafe fn set(&self, isa: Isa, row: usize, x: *const f32) {
         #[cfg(target_arch = "x86_64")]
-        if let Arrangement::Rounded(precision, quantization) = self.arrangement {
-            let packing = integer::Packing {
-                inputs: self.columns,
-                group: quantization.group_size as usize,
-                bits: usize::from(quantization.bits),
-            };
-            // SAFETY: `Arrangement::new` saw VNNI; the caller's promise for the rest.
+        if let Arrangement::Rounded(precision, quantization, set) = self.arrangement {
+            let packing = integer::Packing::of(set, quantization, self.columns);
+            // SAFETY: `Arrangement::new` saw the instructions; the caller's promise for the rest.
             unsafe {
                 match precision {
                     Precision::Int8 => integer::round_row::<integer::Int8>(x, packing, row, self.rounded()),
@@ -243,13 +242,13 @@ impl Part<'_> {
         };
         let (matrix, plan) = (self.matrix, &self.all.0);
         #[cfg(target_arch = "x86_64")]
-        if let Arrangement::Rounded(precision, _) = self.x.arrangement {
+        if let Arrangement::Rounded(precision, _, set) = self.x.arrangement {
             let x = self.x.rounded();
-            // SAFETY: `Arrangement::new` saw VNNI; the caller's promise for the rest.
+            // SAFETY: `Arrangement::new` saw the instructions; the caller's promise for the rest.
             return unsafe {
                 match precision {
-                    Precision::Int8 => integer::part::<integer::Int8>(matrix, x, &output, plan, task),
-                    _ => integer::part::<integer::Int16>(matrix, x, &output, plan, task),
+                    Precision::Int8 => integer::part::<integer::Int8>(matrix, set, x, &output, plan, task),
+                    _ => integer::part::<integer::Int16>(matrix, set, x, &output, plan, task),
                 }
             };
         }

@@ -1,19 +1,19 @@
 //! The tasks of the integer matmul: few rows of x meet weights as they come, many meet panels of unpacked ones.
-#![allow(unsafe_op_in_unsafe_fn, reason = "intrinsics throughout; callers hold AVX-512 with VNNI")]
 
 use super::super::super::super::Pool;
 use super::super::super::floats::Floats;
+use super::super::ahead::Coming;
 use super::super::matrix::{Matrix, Storage};
 use super::super::output::Output;
 use super::super::prepare::Scratch;
 use super::super::schedule::{Plan, Task};
-use super::super::simd::Avx512;
+use super::super::simd::Simd;
 use super::super::{Matmul, MatmulError};
-use super::few::{FEW, FEW_ROWS, Fetching};
-use super::operand::Mode;
-use super::rounding::{Activations, Packing, Rounded};
+use super::fetching::Fetching;
+use super::packing::{Mode, Packing, Rounded, Set};
+use super::rounding::Activations;
 use super::scales::ScaleTable;
-use super::tile::{PANEL, TILE_ROWS};
+use super::{avx2, avx512};
 
 /// Rows of x that stay in cache while weights pass by.
 pub(in super::super) const BLOCK_ROWS: usize = 288;
@@ -33,27 +33,42 @@ pub(super) struct Integer<'a> {
 // SAFETY: operands are only read, and each task writes its own part of the output.
 unsafe impl Sync for Integer<'_> {}
 
-/// What the outputs of a task of so many rows come in multiples of.
-pub(in super::super) fn unit(rows: usize) -> usize {
-    if rows <= FEW_ROWS { FEW } else { PANEL }
+impl Set {
+    /// The most rows of x that meet weights as they come, how many rows of weights those meet together, and the outputs
+    /// of a panel.
+    fn sizes(self) -> (usize, usize, usize) {
+        match self {
+            Self::Vnni => (avx512::FEW_ROWS, avx512::FEW, avx512::PANEL),
+            Self::Avx2 => (avx2::FEW_ROWS, avx2::FEW, avx2::PANEL),
+        }
+    }
+
+    /// What the outputs of a task of so many rows come in multiples of.
+    pub(in super::super) fn unit(self, rows: usize) -> usize {
+        let (few_rows, few, panel) = self.sizes();
+        if rows <= few_rows { few } else { panel }
+    }
 }
 
 /// Computes the product with integer products; an error if the weights have no integer kernels.
 ///
 /// # Safety
-/// The processor has AVX-512 with VNNI; `plan` and `output` were made for these operands.
+/// The processor has the instructions of `set`; `plan` and `output` were made for these operands.
 pub(in super::super) unsafe fn run<M: Mode>(
     matmul: &Matmul<'_>,
+    set: Set,
     pool: &Pool,
     x: Floats<'_>,
     output: &Output<'_>,
     plan: &Plan,
 ) -> Result<(), MatmulError> {
     let matrix = &matmul.weights;
-    let packing = packing(matrix)?;
-    let mut x = Activations::round::<M>(pool, x, packing)?;
-    let tasks = plan.tasks(matrix.rows, matrix.columns, pool.threads(), BLOCK_ROWS, unit(plan.pairs.len()));
-    let kernel = Integer::new(matrix, x.view(), output, plan, &tasks)?;
+    let packing = Packing::new(set, matrix)?;
+    // SAFETY: the caller's promise.
+    let mut x = unsafe { Activations::round::<M>(pool, x, packing)? };
+    let unit = set.unit(plan.pairs.len());
+    let tasks = plan.tasks(matrix.rows, matrix.columns, pool.threads(), BLOCK_ROWS, unit);
+    let kernel = Integer::new(matrix, packing, x.view(), output, plan, &tasks)?;
     // SAFETY: the caller's promise.
     pool.run(tasks.len(), &|task| unsafe { kernel.task::<M>(task) })?;
     Ok(())
@@ -65,38 +80,36 @@ pub(in super::super) unsafe fn run<M: Mode>(
 /// As for [`run`]; `x` holds the rows of `plan`.
 pub(in super::super) unsafe fn part<M: Mode>(
     matrix: &Matrix<'_>,
+    set: Set,
     x: Rounded,
     output: &Output<'_>,
     plan: &Plan,
     task: Task,
 ) -> Result<(), MatmulError> {
     let tasks = [task];
-    Integer::new(matrix, x, output, plan, &tasks)?.task::<M>(0);
+    let kernel = Integer::new(matrix, Packing::new(set, matrix)?, x, output, plan, &tasks)?;
+    // SAFETY: the caller's promise.
+    unsafe { kernel.task::<M>(0) };
     Ok(())
-}
-
-fn packing(matrix: &Matrix<'_>) -> Result<Packing, MatmulError> {
-    let Some(quantization) = matrix.quantization() else { return Err(MatmulError::ScaleType) };
-    let (bits, group) = (usize::from(quantization.bits), quantization.group_size as usize);
-    Ok(Packing { inputs: matrix.columns, group, bits })
 }
 
 impl<'a> Integer<'a> {
     fn new(
         matrix: &Matrix<'_>,
+        packing: Packing,
         x: Rounded,
         output: &'a Output<'a>,
         plan: &'a Plan,
         tasks: &'a [Task],
     ) -> Result<Self, MatmulError> {
         let Storage::Packed { words, .. } = matrix.storage else { return Err(MatmulError::ScaleType) };
-        let packing = packing(matrix)?;
+        let (_, together, _) = packing.set.sizes();
         Ok(Self {
             words: words.as_ptr(),
             scales: ScaleTable::new(matrix)?,
             packing,
             outputs: matrix.rows,
-            fetching: Fetching::new(packing.inputs * packing.bits / 8),
+            fetching: Fetching::new(packing.row_words(), together),
             x,
             output,
             plan,
@@ -106,40 +119,68 @@ impl<'a> Integer<'a> {
 
     unsafe fn task<M: Mode>(&self, task: usize) {
         let task = self.tasks[task];
-        if task.last_pair - task.first_pair <= FEW_ROWS {
-            self.few::<M>(&task);
-        } else if self.packing.bits == 4 {
-            self.panels::<M, 2>(&task);
-        } else {
-            self.panels::<M, 1>(&task);
+        let (few_rows, ..) = self.packing.set.sizes();
+        let few = task.last_pair - task.first_pair <= few_rows;
+        // SAFETY: the caller's promise.
+        unsafe {
+            match (self.packing.set, few) {
+                (Set::Vnni, true) => self.few_vnni::<M>(&task),
+                (Set::Vnni, false) => self.many_vnni::<M>(&task),
+                (Set::Avx2, true) => self.few_avx2::<M>(&task),
+                (Set::Avx2, false) => self.many_avx2::<M>(&task),
+            }
         }
     }
 
-    /// Words of a row of weights.
-    #[inline(always)]
-    pub(super) fn row_words(&self) -> usize {
-        self.packing.inputs * self.packing.bits / 32
-    }
-
     /// `count` outputs of some rows of x, which lie `stride` apart at `values`.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c,bmi2")]
-    pub(super) unsafe fn write(
+    ///
+    /// # Safety
+    /// The processor has the instructions of `S`; outputs and values exist.
+    #[inline(always)]
+    pub(super) unsafe fn write<S: Simd>(
         &self,
         task: &Task,
         (first, count): (usize, usize),
         (values, stride): (*mut f32, usize),
     ) {
         for (index, pair) in self.plan.pairs[task.first_pair..task.last_pair].iter().enumerate() {
-            let values = std::slice::from_raw_parts_mut(values.add(index * stride), count);
-            self.output.write::<Avx512>(*pair, task.expert, first, values);
+            // SAFETY: the caller's promise.
+            unsafe {
+                let values = std::slice::from_raw_parts_mut(values.add(index * stride), count);
+                self.output.write::<S>(*pair, task.expert, first, values);
+            }
         }
     }
 
-    /// Sixteen rows of weights from output `first` on, counted through all stacked matrices; rows past the last repeat
-    /// it.
+    /// Rows of weights from output `first` on, counted through all stacked matrices; rows past the last repeat it.
     #[inline(always)]
-    pub(super) fn sixteen(&self, task: &Task, first: usize) -> [usize; 16] {
-        std::array::from_fn(|lane| task.expert * self.outputs + (first + lane).min(task.last - 1))
+    pub(super) fn rows<const COUNT: usize>(&self, task: &Task, first: usize) -> [usize; COUNT] {
+        let mut rows = [0; COUNT];
+        for (lane, row) in rows.iter_mut().enumerate() {
+            *row = task.expert * self.outputs + (first + lane).min(task.last - 1);
+        }
+        rows
+    }
+
+    /// The weights that follow those of a panel: its next segment, or the next panel's first.
+    #[inline(always)]
+    pub(super) fn coming(
+        &self,
+        task: &Task,
+        (first, panel): (usize, usize),
+        (start, segment): (usize, usize),
+    ) -> Coming {
+        let Packing { inputs, bits, .. } = self.packing;
+        let row_words = self.packing.row_words();
+        let (row, next) =
+            if start + segment < inputs { (first, start + segment) } else { (first + panel, 0) };
+        let row: *const u8 = self.words.wrapping_add((task.expert * self.outputs + row) * row_words).cast();
+        Coming {
+            from: row.wrapping_add(next * bits / 8),
+            row_bytes: row_words * 4,
+            lines: (segment.min(inputs - next) * bits / 8).div_ceil(64),
+            done: 0,
+        }
     }
 }
 
@@ -147,5 +188,3 @@ impl<'a> Integer<'a> {
 pub(super) fn scratch(sizes: &[usize]) -> Scratch {
     Scratch::take(sizes.iter().sum())
 }
-
-const _: () = assert!(FEW_ROWS < TILE_ROWS);

@@ -1,4 +1,4 @@
-//! How rounded activations lie in memory, and how levels meet them in the dot-product instruction.
+//! Levels as the dot-product instruction takes them, and sums and columns of vectors.
 #![allow(
     unsafe_op_in_unsafe_fn,
     reason = "each function is a few intrinsics; callers hold AVX-512 with VNNI"
@@ -6,57 +6,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::Precision;
-use crate::coding::QuantParams;
-
-/// Words of a row of weights that fill a vector: a line.
-pub(super) const LINE: usize = 16;
-
-/// How many signed bytes an activation becomes. Two are the digits of a 16-bit number in base 256, the high one first,
-/// each from -128 to 127: so both modes multiply bytes with bytes, and the sums of the high digits are shifted before
-/// those of the low ones are added to them.
-pub(in super::super) trait Mode: Copy + Send + Sync + 'static {
-    /// The largest magnitude of a rounded activation.
-    const LIMIT: f32;
-    /// Digits of an activation.
-    const PLANES: usize;
-}
-
-/// One digit.
-#[derive(Clone, Copy)]
-pub(in super::super) struct Int8;
-
-impl Mode for Int8 {
-    const LIMIT: f32 = 127.0;
-    const PLANES: usize = 1;
-}
-
-/// Two digits: 127 · 256 + 127 is the largest number that they can write.
-#[derive(Clone, Copy)]
-pub(in super::super) struct Int16;
-
-impl Mode for Int16 {
-    const LIMIT: f32 = 32639.0;
-    const PLANES: usize = 2;
-}
-
-/// Vectors of bytes that a line of words unpacks to: the levels of 8 bits, or the low and the high nibbles.
-#[inline(always)]
-pub(super) const fn parts(bits: usize) -> usize {
-    8 / bits
-}
-
-/// f32 that a rounded row takes.
-///
-/// Lines of activations follow those of the weights, `[lines, planes, parts, 16]` words of 4 bytes: lane `i` of a part
-/// holds the activations that meet the levels in lane `i` of the unpacked line. The last line may be longer than the row.
-pub(in super::super) fn row_size(precision: Precision, quantization: QuantParams, columns: usize) -> usize {
-    let planes = if precision == Precision::Int8 { Int8::PLANES } else { Int16::PLANES };
-    let bits = usize::from(quantization.bits);
-    (columns * bits / 32).div_ceil(LINE) * planes * parts(bits) * LINE
-}
-
-/// The parts of a line of levels.
+/// The parts of a line of levels: the line itself for 8 bits, or the low and the high nibbles.
 #[inline(always)]
 pub(super) unsafe fn unpack<const PARTS: usize>(words: __m512i) -> [__m512i; PARTS] {
     let mut levels = [words; PARTS];

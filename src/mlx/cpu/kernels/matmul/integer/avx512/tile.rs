@@ -3,17 +3,18 @@
 
 use std::arch::x86_64::*;
 
-use super::super::ahead::Coming;
-use super::super::schedule::Task;
-use super::super::simd::Avx512;
-use super::kernel::{Integer, scratch};
-use super::operand::{LINE, Mode, columns, unpack};
-use super::rounding::Packing;
+use super::super::super::ahead::Coming;
+use super::super::super::schedule::Task;
+use super::super::super::simd::Avx512;
+use super::super::kernel::{Integer, scratch};
+use super::super::packing::{LINE, Mode};
+use super::scales::transpose;
+use super::vectors::{columns, unpack};
 
 /// Outputs of a panel: two vectors.
-pub(super) const PANEL: usize = 32;
+pub(in super::super) const PANEL: usize = 32;
 /// Rows of x in a tile.
-pub(super) const TILE_ROWS: usize = 6;
+const TILE_ROWS: usize = 6;
 /// Up to so many rows of x, there are registers for each sum in two parts.
 const APART: usize = 4;
 /// Columns of a segment of K, whole lines of weights: its panel takes 24 KB.
@@ -33,8 +34,20 @@ struct Step {
 }
 
 impl Integer<'_> {
+    /// All outputs of a task.
+    ///
+    /// # Safety
+    /// The processor has AVX-512 with VNNI.
+    pub(in super::super) unsafe fn many_vnni<M: Mode>(&self, task: &Task) {
+        if self.packing.bits == 4 {
+            self.panels::<M, 2>(task);
+        } else {
+            self.panels::<M, 1>(task);
+        }
+    }
+
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c,bmi2")]
-    pub(super) unsafe fn panels<M: Mode, const PARTS: usize>(&self, task: &Task) {
+    unsafe fn panels<M: Mode, const PARTS: usize>(&self, task: &Task) {
         let pairs = task.last_pair - task.first_pair;
         let (inputs, group) = (self.packing.inputs, self.packing.group);
         let sizes = [SEGMENT / 4 * PANEL, SEGMENT / SMALLEST_GROUP * PANEL, SEGMENT / SMALLEST_GROUP * PANEL];
@@ -49,15 +62,15 @@ impl Integer<'_> {
             for start in (0..inputs).step_by(SEGMENT) {
                 let length = SEGMENT.min(inputs - start);
                 for half in [0, 16] {
-                    let rows = self.sixteen(task, first + half);
+                    let rows = self.rows(task, first + half);
                     self.spread::<PARTS>(&rows, start, length, panel.add(half).cast());
                     let groups = (start / group, length / group);
                     let (scales, biases) = (scales.add(half), biases.add(half));
-                    let next = self.words.wrapping_add((rows[0] + PANEL) * self.row_words());
-                    self.scales.transpose(&rows, groups, (scales, biases), PANEL, next.cast());
+                    let next = self.words.wrapping_add((rows[0] + PANEL) * self.packing.row_words());
+                    transpose(&self.scales, &rows, groups, (scales, biases), PANEL, next.cast());
                 }
                 let step = Step { panel: panel.cast(), scales, biases, start, length };
-                let mut coming = self.coming(task, first, start);
+                let mut coming = self.coming(task, (first, PANEL), (start, SEGMENT));
                 let groups = pairs.div_ceil(tile_rows) * (length / group);
                 let lines = (PANEL * coming.lines).div_ceil(groups);
                 for pair in (0..pairs).step_by(tile_rows) {
@@ -73,7 +86,7 @@ impl Integer<'_> {
                     }
                 }
             }
-            self.write(task, (first, PANEL.min(task.last - first)), (values, PANEL));
+            self.write::<Avx512>(task, (first, PANEL.min(task.last - first)), (values, PANEL));
         }
     }
 
@@ -91,7 +104,7 @@ impl Integer<'_> {
         let words = length / a_word;
         let mut from = [std::ptr::null(); 16];
         for (from, row) in from.iter_mut().zip(rows) {
-            *from = self.words.add(row * self.row_words() + start / a_word).cast::<u8>();
+            *from = self.words.add(row * self.packing.row_words() + start / a_word).cast::<u8>();
         }
         // A group is four words at least.
         for at in (0..words).step_by(4) {
@@ -111,25 +124,6 @@ impl Integer<'_> {
         }
     }
 
-    /// The weights that follow those of a panel: its next segment, or the next panel's first.
-    #[inline(always)]
-    fn coming(&self, task: &Task, first: usize, start: usize) -> Coming {
-        let Packing { inputs, bits, .. } = self.packing;
-        let row_bytes = self.row_words() * 4;
-        let (row, start) = match start + SEGMENT < inputs {
-            true => (first, start + SEGMENT),
-            false => (first + PANEL, 0),
-        };
-        let row: *const u8 =
-            self.words.wrapping_add((task.expert * self.outputs + row) * self.row_words()).cast();
-        Coming {
-            from: row.wrapping_add(start * bits / 8),
-            row_bytes,
-            lines: (SEGMENT.min(inputs - start) * bits / 8).div_ceil(64),
-            done: 0,
-        }
-    }
-
     /// A segment of `R` rows of x times the panel, added to `values` (`[R][32]`), which the first segment sets. Asks for
     /// so many lines of what is coming with each group.
     #[inline(always)]
@@ -142,7 +136,7 @@ impl Integer<'_> {
         lines: usize,
     ) {
         let packing = self.packing;
-        let (groups, group_words) = (self.scales.groups(), packing.group / (4 * PARTS));
+        let (groups, group_words) = (self.scales.groups, packing.group / (4 * PARTS));
         let line_words = M::PLANES * PARTS * LINE;
         let start_line = step.start / (4 * PARTS) / LINE;
         let mut x = [std::ptr::null::<i32>(); R];
@@ -150,7 +144,7 @@ impl Integer<'_> {
         let mut totals = [[_mm512_setzero_ps(); 2]; R];
         for r in 0..R {
             let row = self.plan.pairs[at + r].x as usize;
-            let from = self.x.values.add(row * packing.rounded_bytes::<M>());
+            let from = self.x.values.add(4 * row * packing.rounded_words::<M>());
             x[r] = from.cast::<i32>().add(start_line * line_words);
             x_groups[r] = row * groups + step.start / packing.group;
             if step.start > 0 {

@@ -6,15 +6,18 @@
 
 use std::arch::x86_64::*;
 
-use super::super::schedule::Task;
-use super::kernel::{Integer, scratch};
-use super::operand::{LINE, Mode, sum_fours, transpose_lanes, unpack};
-use super::scales::MOST_GROUPS;
+use super::super::super::schedule::Task;
+use super::super::super::simd::Avx512;
+use super::super::kernel::{Integer, scratch};
+use super::super::packing::{LINE, Mode};
+use super::super::scales::MOST_GROUPS;
+use super::scales::transpose;
+use super::vectors::{sum_fours, transpose_lanes, unpack};
 
 /// Rows of weights that are multiplied together, and outputs of a vector.
-pub(super) const FEW: usize = 16;
+pub(in super::super) const FEW: usize = 16;
 /// The most rows of x for which unpacking weights anew is cheaper than a panel of them.
-pub(super) const FEW_ROWS: usize = 3;
+pub(in super::super) const FEW_ROWS: usize = 3;
 
 /// What a row of x is to a task: its activations, and where its groups' scales begin.
 #[derive(Clone, Copy)]
@@ -25,44 +28,19 @@ struct Row {
 
 /// 16 rows of weights.
 struct Sixteen {
-    rows: [usize; 16],
+    rows: [usize; FEW],
     /// Where they begin.
-    from: *const u8,
+    from: [*const u8; FEW],
     /// How many of their lines the scales' transpose has asked for: those of others are so much further ahead.
     fetched: usize,
 }
 
-/// Which weights are asked for before they are needed: those far ahead come to the second-level cache, where more of
-/// them can be on their way at once, and those near to the first.
-#[derive(Clone, Copy)]
-pub(super) struct Fetching {
-    /// From the start of 16 rows to the line that is asked for with their first.
-    far: usize,
-    /// Likewise, for 16 short rows; of long ones, those of the same row that come next are asked for.
-    near: Option<usize>,
-    /// Rows from those in use to those whose scales are asked for.
-    scale_rows: usize,
-}
-
-/// What passes while memory answers.
-const LEAST_FAR: usize = 32 * 1024;
-/// 16 rows that are short enough for the next ones to come to the first-level cache.
-const MOST_NEAR: usize = 8 * 1024;
-/// The line of a long row that is asked for: two after the one in use.
-const IN_ROW: usize = 128;
-
-impl Fetching {
-    /// For rows of so many bytes.
-    pub(super) fn new(row_bytes: usize) -> Self {
-        let block = FEW * row_bytes;
-        let scale_rows = LEAST_FAR.div_ceil(4 * block.max(1)) * FEW;
-        Self { far: block.max(LEAST_FAR), near: (block <= MOST_NEAR).then_some(block), scale_rows }
-    }
-}
-
 impl Integer<'_> {
     /// All outputs of a task of at most [`FEW_ROWS`] rows.
-    pub(super) unsafe fn few<M: Mode>(&self, task: &Task) {
+    ///
+    /// # Safety
+    /// The processor has AVX-512 with VNNI.
+    pub(in super::super) unsafe fn few_vnni<M: Mode>(&self, task: &Task) {
         match (self.packing.bits, self.packing.group) {
             (4, 32) => self.few_rows::<M, 2, 4>(task),
             (4, 64) => self.few_rows::<M, 2, 8>(task),
@@ -90,21 +68,24 @@ impl Integer<'_> {
         let mut x = [Row { values: std::ptr::null(), group: 0 }; R];
         for (r, x) in x.iter_mut().enumerate() {
             let row = self.plan.pairs[task.first_pair + r].x as usize;
-            x.values = self.x.values.add(row * self.packing.rounded_bytes::<M>());
-            x.group = row * self.scales.groups();
+            x.values = self.x.values.add(4 * row * self.packing.rounded_words::<M>());
+            x.group = row * self.scales.groups;
         }
         for first in (task.first..task.last).step_by(FEW) {
-            let rows = self.sixteen(task, first);
-            let from: *const u8 = self.words.wrapping_add(rows[0] * self.row_words()).cast();
+            let rows = self.rows(task, first);
+            let mut from = [std::ptr::null(); FEW];
+            for (from, row) in from.iter_mut().zip(&rows) {
+                *from = self.words.add(row * self.packing.row_words()).cast::<u8>();
+            }
             let fetched = self.packing.lines() / WORDS;
             let sixteen = Sixteen { rows, from, fetched };
-            let coming = from.wrapping_add(self.fetching.far);
-            self.scales.fetch(rows[0] + self.fetching.scale_rows);
+            let coming = self.fetching.with_scales(sixteen.from[0]);
+            self.fetching.fetch_scales(&self.scales, rows[0]);
             let mut totals = [_mm512_setzero_ps(); R];
-            for group in (0..self.scales.groups()).step_by(MOST_GROUPS) {
-                let count = MOST_GROUPS.min(self.scales.groups() - group);
+            for group in (0..self.scales.groups).step_by(MOST_GROUPS) {
+                let count = MOST_GROUPS.min(self.scales.groups - group);
                 let biases = scales.add(MOST_GROUPS * FEW);
-                self.scales.transpose(&sixteen.rows, (group, count), (scales, biases), FEW, coming);
+                transpose(&self.scales, &sixteen.rows, (group, count), (scales, biases), FEW, coming);
                 let mut open = [_mm512_setzero_si512(); R];
                 let last = ((group + count) * WORDS).div_ceil(LINE);
                 for line in group * WORDS / LINE..last {
@@ -156,7 +137,7 @@ impl Integer<'_> {
             for r in 0..R {
                 _mm512_storeu_ps(values.add(r * FEW), totals[r]);
             }
-            self.write(task, (first, FEW.min(task.last - first)), (values, FEW));
+            self.write::<Avx512>(task, (first, FEW.min(task.last - first)), (values, FEW));
         }
     }
 
@@ -186,16 +167,15 @@ impl Integer<'_> {
         x: &[Row; R],
         line: usize,
     ) -> [[__m512i; 4]; R] {
-        let row_words = self.row_words();
-        let left = row_words - line * LINE;
+        let left = self.packing.row_words() - line * LINE;
         let mask = if left >= LINE { !0 } else { (1 << left) - 1 };
         let mut fours = [[_mm512_setzero_si512(); 4]; R];
         for four in 0..4 {
             let mut dots = [[_mm512_setzero_si512(); 4]; R];
             for index in 0..4 {
-                let row = sixteen.rows[4 * four + index];
-                let from = self.words.add(row * row_words + line * LINE);
-                self.fetch(sixteen, from.cast(), line, 4 * four + index);
+                let from = sixteen.from[4 * four + index].add(line * LINE * 4);
+                let fetched = (sixteen.fetched, self.packing.lines());
+                self.fetching.fetch((sixteen.from[0], from), (line, 4 * four + index), fetched);
                 let levels = unpack::<PARTS>(_mm512_maskz_loadu_epi32(mask, from.cast()));
                 for r in 0..R {
                     let x = x[r].values.add(line * M::PLANES * PARTS * LINE * 4);
@@ -217,18 +197,5 @@ impl Integer<'_> {
             }
         }
         fours
-    }
-
-    /// Asks for lines that will be needed, while line `line` of row `index` is used.
-    #[inline(always)]
-    unsafe fn fetch(&self, sixteen: &Sixteen, from: *const u8, line: usize, index: usize) {
-        let Fetching { far, near, .. } = self.fetching;
-        let place = sixteen.from.wrapping_add((line * FEW + index) * LINE * 4);
-        let near = near.map_or(from.wrapping_add(IN_ROW), |near| place.wrapping_add(near));
-        _mm_prefetch::<_MM_HINT_T0>(near.cast());
-        if line + sixteen.fetched < self.packing.lines() {
-            let further = sixteen.fetched * FEW * LINE * 4;
-            _mm_prefetch::<_MM_HINT_T1>(place.wrapping_add(far + further).cast());
-        }
     }
 }
