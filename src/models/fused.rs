@@ -124,8 +124,22 @@ impl Fused {
         caches: &[LayerCache],
         describe: impl FnOnce() -> Result<Option<DecoderDescription<'a>>>,
     ) -> Result<bool> {
-        let Some((decoder, kind)) = self.decoder(describe)? else { return Ok(false) };
-        Ok(fits(caches, &decoder.stores(*kind).collect::<Vec<_>>(), 1))
+        Ok(self.rows_at_once(caches, describe)?.is_some())
+    }
+
+    /// The tokens of a prompt that are computed before anybody can stop it, of a sequence with these caches; `None` if
+    /// they do not fit.
+    ///
+    /// # Errors
+    /// As for any forward pass.
+    pub fn rows_at_once<'a>(
+        &self,
+        caches: &[LayerCache],
+        describe: impl FnOnce() -> Result<Option<DecoderDescription<'a>>>,
+    ) -> Result<Option<usize>> {
+        let Some((decoder, kind)) = self.decoder(describe)? else { return Ok(None) };
+        let fits = fits(caches, &decoder.stores(*kind).collect::<Vec<_>>(), 1);
+        Ok(fits.then(|| decoder.rows_at_once()))
     }
 
     /// Makes the fused form, if there is one, before it is needed.

@@ -234,6 +234,11 @@ impl FusedDecoder {
         })
     }
 
+    /// The tokens of a prompt that are computed at once where somebody waits to stop it.
+    pub fn rows_at_once(&self) -> usize {
+        self.model.decoder.rows_at_once()
+    }
+
     /// Feeds tokens `[B, L]`, row `b` to the sequence `rows[b]`, and appends to its stores. Returns logits
     /// `[B, L, vocabulary]`, float32, and what the next step of these sequences must be given as `after`, and what
     /// must be evaluated for the stores to be filled.

@@ -37,7 +37,6 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 pub use super::cpu::kernels::activation::Activation;
-pub use super::cpu::kernels::decoder::MOST_ROWS;
 pub use super::cpu::kernels::matmul::takes_integers;
 pub use attention::{AttentionArgs, KeysValues, PackedHeads};
 pub use decoder::{

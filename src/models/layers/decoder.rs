@@ -5,7 +5,7 @@ use super::{Attention, AttentionArgs, Embedding, GatedMlp, GatedMlpArgs, Linear,
 use crate::cache::{LayerCache, LayerKind};
 use crate::lora::Adapters;
 use crate::mlx::fast::Mask;
-use crate::mlx::{Array, Result, cpu_ops};
+use crate::mlx::{Array, Result};
 use crate::models::Model;
 use crate::models::fused::{self, BlockDescription, DecoderDescription, Fused};
 use crate::models::loader::{LoadError, Loader, NormKind};
@@ -247,7 +247,7 @@ impl<B: Block> Model for Decoder<B> {
 
     fn rows_at_once(&self, caches: &[LayerCache]) -> Result<Option<usize>> {
         let Some(fused) = self.fused() else { return Ok(None) };
-        Ok(fused.takes(caches, || self.describe())?.then_some(cpu_ops::MOST_ROWS))
+        fused.rows_at_once(caches, || self.describe())
     }
 
     fn adapters(&self) -> &Adapters {

@@ -26,11 +26,18 @@ use super::error::{KernelError, expect};
 use super::floats::Floats;
 use super::matmul::Matrix;
 use super::rope::Rope;
+use super::simd::LANES;
 
 const OP: &str = "decoder";
 
-/// The most rows that are computed at once: what a caller may have to wait for.
-pub const MOST_ROWS: usize = 256;
+/// The most rows that are computed at once.
+pub const MOST_ROWS: usize = 512;
+
+/// Fewer rows at once would read weights too often.
+const LEAST_ROWS: usize = 128;
+
+/// Products that two cores compute in about a second.
+const A_SECOND: usize = 200_000_000_000;
 
 /// `x · Wᵀ + bias`.
 #[derive(Clone, Copy, Debug)]
@@ -133,6 +140,18 @@ impl Decoder<'_> {
     /// Rows of the head: the length of a row of logits.
     pub fn vocabulary(&self) -> usize {
         self.head.matrix.rows()
+    }
+
+    /// The rows of a prompt that are computed at once where somebody waits to stop it: about a second's, within limits.
+    pub fn rows_at_once(&self) -> usize {
+        let products = |projections: &[&Projection<'_>]| -> usize {
+            projections.iter().map(|p| p.matrix.rows() * p.matrix.columns()).sum()
+        };
+        let layers = self.layers.iter().map(|Layer { attention, mlp }| {
+            products(&[&attention.q, &attention.k, &attention.v, &attention.o, &mlp.gate, &mlp.up, &mlp.down])
+        });
+        let rows = A_SECOND / layers.sum::<usize>().max(1);
+        (rows / LANES * LANES).clamp(LEAST_ROWS, MOST_ROWS)
     }
 
     /// Checks that all parts fit together; a decoder that was refused must not be run.

@@ -16,7 +16,7 @@ use super::scales::ScaleTable;
 use super::{avx2, avx512};
 
 /// Rows of x that stay in cache while weights pass by.
-pub(in super::super) const BLOCK_ROWS: usize = 288;
+pub(in super::super) const BLOCK_ROWS: usize = 512;
 
 pub(super) struct Integer<'a> {
     pub(super) words: *const u32,
