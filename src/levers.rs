@@ -167,7 +167,7 @@ pub const LEVERS: &[Lever] = &[
         flag: Some("--prefill-step-size"),
         env: None,
         values: "tokens",
-        default: "2048; 256 with our CPU kernels",
+        default: "2048; 512 with our CPU kernels",
         effect: Effect::Rounding,
         evidence: "with our CPU kernels the same bits (tests of the scheduler); mlx-lm's flag",
     },

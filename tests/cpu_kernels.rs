@@ -213,5 +213,5 @@ fn a_long_chunk_can_be_stopped_between_its_parts() {
     });
     assert!(stopped.unwrap().is_break());
     drop(generator);
-    assert_eq!(caches[0].offset(), 256);
+    assert_eq!(caches[0].offset(), 512);
 }

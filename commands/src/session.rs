@@ -33,7 +33,7 @@ pub const CACHE_TOKENIZER: &str = "tokenizer_config";
 pub const CACHE_EOS_TOKEN: &str = "eos_token";
 
 /// Prompt tokens fed at a time with our CPU kernels.
-const CPU_PREFILL_STEP_SIZE: usize = 256;
+const CPU_PREFILL_STEP_SIZE: usize = 512;
 
 /// Tokens a model has been fed and what it kept of them.
 struct Conversation {

@@ -38,7 +38,7 @@ pub struct KvCacheArgs {
     #[arg(long, value_name = "N", help = range::QUANTIZED_KV_START.help("Positions to collect before the cache is packed [default: 5000 with --kv-bits, 0 with --kv-quant]"), value_parser = range::QUANTIZED_KV_START.parser(), hide_short_help = true)]
     pub quantized_kv_start: Option<i32>,
 
-    #[arg(long, value_name = "N", help = range::PREFILL_STEP_SIZE.help("Prompt tokens to process at a time; smaller takes less memory [default: 2048; 256 with our CPU kernels]"), value_parser = range::PREFILL_STEP_SIZE.parser(), hide_short_help = true)]
+    #[arg(long, value_name = "N", help = range::PREFILL_STEP_SIZE.help("Prompt tokens to process at a time; smaller takes less memory [default: 2048; 512 with our CPU kernels]"), value_parser = range::PREFILL_STEP_SIZE.parser(), hide_short_help = true)]
     pub prefill_step_size: Option<usize>,
 }
 

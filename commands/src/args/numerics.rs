@@ -39,7 +39,8 @@ pub struct LeverArgs {
     ///
     /// `exact` computes in float32. `int16` rounds activations to 16 bits, which is faster and changes next to nothing.
     /// `int8` rounds them to 8 bits, which is fastest and changes replies. `auto` is what measures as good as exact.
-    /// The integer modes need weights of 4 or 8 bits and a processor with AVX2 or AVX-512 VNNI; the rest stays exact.
+    /// The integer modes need weights of 4 or 8 bits and a processor with AVX-512 VNNI, or AVX2 and no AVX-512; the
+    /// rest stays exact.
     /// [default: auto]
     #[arg(long, value_name = "MODE", value_enum, env = env::MLX_BUN_CPU_PRECISION, hide_env = true, hide_short_help = true)]
     pub cpu_precision: Option<Precision>,

@@ -150,8 +150,7 @@ impl Decoder<'_> {
         let layers = self.layers.iter().map(|Layer { attention, mlp }| {
             products(&[&attention.q, &attention.k, &attention.v, &attention.o, &mlp.gate, &mlp.up, &mlp.down])
         });
-        let rows = A_SECOND / layers.sum::<usize>().max(1);
-        (rows / LANES * LANES).clamp(LEAST_ROWS, MOST_ROWS)
+        a_seconds_rows(layers.sum())
     }
 
     /// Checks that all parts fit together; a decoder that was refused must not be run.
@@ -202,6 +201,11 @@ impl Decoder<'_> {
         self.norm.check(hidden)?;
         self.head.check(self.vocabulary(), hidden)
     }
+}
+
+/// Rows of so many products each that two cores compute in about a second, within limits.
+fn a_seconds_rows(products: usize) -> usize {
+    (A_SECOND / products.max(1) / LANES * LANES).clamp(LEAST_ROWS, MOST_ROWS)
 }
 
 impl Norm {

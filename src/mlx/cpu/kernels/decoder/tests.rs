@@ -337,7 +337,7 @@ fn chunks_threads_and_neighbours_change_no_bit() {
         let decoder = decoder(family);
         let tokens = tokens(203);
         let isa = Isa::detect();
-        for precision in [Precision::Exact, Precision::Int16] {
+        for precision in [Precision::Exact, Precision::Int16, Precision::Int8] {
             let bench = |pool| Bench { decoder: &decoder, isa, pool, precision };
             let whole = bench(&pools[0]).prompt(&tokens, &[203], KvType::F16);
             for pool in &pools {
@@ -514,4 +514,10 @@ fn logits_of_lengths_that_do_not_fit_are_refused() {
     assert!(logits(3 * width, 3 * vocabulary).is_err());
     logits(0, 0).unwrap();
     logits(2 * width, 2 * vocabulary).unwrap();
+}
+
+#[test]
+fn large_models_take_fewer_rows_at_once() {
+    let millions = [0, 1, 135, 1_000, 8_000, 70_000].map(|count| a_seconds_rows(count * 1_000_000));
+    assert_eq!(millions, [512, 512, 512, 192, 128, 128]);
 }

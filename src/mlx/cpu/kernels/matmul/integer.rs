@@ -28,8 +28,6 @@ mod scales;
 #[cfg(target_arch = "x86_64")]
 pub(super) use kernel::{BLOCK_ROWS, part, run};
 #[cfg(target_arch = "x86_64")]
-pub(in crate::kernels) use packing::Set;
-#[cfg(target_arch = "x86_64")]
 pub(super) use packing::{Int8, Int16, Packing, Rounded};
 #[cfg(target_arch = "x86_64")]
 pub(super) use rounding::round_row;
@@ -52,9 +50,18 @@ pub(super) fn supports(isa: Isa, matrix: &Matrix<'_>) -> bool {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
+/// The instructions of a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::kernels) enum Set {
+    /// VNNI multiplies any level by any digit.
+    Vnni,
+    /// Products of bytes are added up in 16 bits, which hold those of nibbles. Levels of 8 bits meet whole activations
+    /// of 16 bits instead, in either mode.
+    Avx2,
+}
+
 impl Set {
-    /// The set of an instruction level that [has integers](has_integers).
+    /// The set of instructions that [have integers](has_integers).
     pub(super) fn of(isa: Isa) -> Self {
         if isa.level() == Level::Avx2 { Self::Avx2 } else { Self::Vnni }
     }

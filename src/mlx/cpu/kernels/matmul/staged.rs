@@ -21,7 +21,6 @@ pub(in super::super) enum Arrangement {
     /// f32 in [`Simd::NIBBLE_ORDER`].
     Nibbles,
     /// Integers with a scale a group of the weights.
-    #[cfg(target_arch = "x86_64")]
     Rounded(Precision, QuantParams, integer::Set),
 }
 
@@ -29,7 +28,6 @@ impl Arrangement {
     /// What `matrix` wants when `precision` is asked for.
     pub fn new(isa: Isa, matrix: &Matrix<'_>, precision: Precision) -> Self {
         let Some(quantization) = matrix.quantization() else { return Self::Plain };
-        #[cfg(target_arch = "x86_64")]
         if precision != Precision::Exact && integer::supports(isa, matrix) {
             return Self::Rounded(precision, quantization, integer::Set::of(isa));
         }
@@ -72,7 +70,6 @@ impl Arrangement {
 
     fn groups(self, columns: usize) -> usize {
         match self {
-            #[cfg(target_arch = "x86_64")]
             Self::Rounded(_, quantization, _) => columns / quantization.group_size as usize,
             _ => 0,
         }

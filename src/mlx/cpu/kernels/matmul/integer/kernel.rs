@@ -10,10 +10,10 @@ use super::super::schedule::{Plan, Task};
 use super::super::simd::Simd;
 use super::super::{Matmul, MatmulError};
 use super::fetching::Fetching;
-use super::packing::{Mode, Packing, Rounded, Set};
+use super::packing::{Mode, Packing, Rounded};
 use super::rounding::Activations;
 use super::scales::ScaleTable;
-use super::{avx2, avx512};
+use super::{Set, avx2, avx512};
 
 /// Rows of x that stay in cache while weights pass by.
 pub(in super::super) const BLOCK_ROWS: usize = 512;

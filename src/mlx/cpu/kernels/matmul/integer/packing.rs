@@ -1,6 +1,7 @@
 //! How rounded activations lie in memory.
 
 use super::super::{MatmulError, Matrix, Precision};
+use super::Set;
 use crate::coding::QuantParams;
 
 /// Words of a row of weights that fill a cache line: a line.
@@ -32,16 +33,6 @@ pub(in super::super) struct Int16;
 impl Mode for Int16 {
     const LIMIT: f32 = 32639.0;
     const PLANES: usize = 2;
-}
-
-/// The instructions of a product.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::kernels) enum Set {
-    /// VNNI multiplies any level by any digit.
-    Vnni,
-    /// Products of bytes are added up in 16 bits, which hold those of nibbles. Levels of 8 bits meet whole activations
-    /// of 16 bits instead, in either mode.
-    Avx2,
 }
 
 /// How weights are packed, how long their rows are, and what multiplies them.

@@ -7,8 +7,8 @@ use super::super::super::floats::Floats;
 use super::super::MatmulError;
 use super::super::prepare::{Aligned, widen};
 use super::super::simd::Avx2;
-use super::packing::{Mode, Packing, Rounded, Set};
-use super::{avx2, avx512};
+use super::packing::{Mode, Packing, Rounded};
+use super::{Set, avx2, avx512};
 
 /// Rounds row `row` of x, whose values are at `from`.
 ///
