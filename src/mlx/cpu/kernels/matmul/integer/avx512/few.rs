@@ -30,7 +30,7 @@ struct Row {
 struct Sixteen {
     rows: [usize; FEW],
     /// Where they begin.
-    from: [*const u8; FEW],
+    from: *const u8,
     /// How many of their lines the scales' transpose has asked for: those of others are so much further ahead.
     fetched: usize,
 }
@@ -73,13 +73,10 @@ impl Integer<'_> {
         }
         for first in (task.first..task.last).step_by(FEW) {
             let rows = self.rows(task, first);
-            let mut from = [std::ptr::null(); FEW];
-            for (from, row) in from.iter_mut().zip(&rows) {
-                *from = self.words.add(row * self.packing.row_words()).cast::<u8>();
-            }
+            let from: *const u8 = self.words.add(rows[0] * self.packing.row_words()).cast();
             let fetched = self.packing.lines() / WORDS;
             let sixteen = Sixteen { rows, from, fetched };
-            let coming = self.fetching.with_scales(sixteen.from[0]);
+            let coming = self.fetching.with_scales(from);
             self.fetching.fetch_scales(&self.scales, rows[0]);
             let mut totals = [_mm512_setzero_ps(); R];
             for group in (0..self.scales.groups).step_by(MOST_GROUPS) {
@@ -173,9 +170,11 @@ impl Integer<'_> {
         for four in 0..4 {
             let mut dots = [[_mm512_setzero_si512(); 4]; R];
             for index in 0..4 {
-                let from = sixteen.from[4 * four + index].add(line * LINE * 4);
+                // Kept addresses of 16 rows would not leave enough registers.
+                let row = sixteen.rows[4 * four + index];
+                let from: *const u8 = self.words.add(row * self.packing.row_words() + line * LINE).cast();
                 let fetched = (sixteen.fetched, self.packing.lines());
-                self.fetching.fetch((sixteen.from[0], from), (line, 4 * four + index), fetched);
+                self.fetching.fetch((sixteen.from, from), (line, 4 * four + index), fetched);
                 let levels = unpack::<PARTS>(_mm512_maskz_loadu_epi32(mask, from.cast()));
                 for r in 0..R {
                     let x = x[r].values.add(line * M::PLANES * PARTS * LINE * 4);
