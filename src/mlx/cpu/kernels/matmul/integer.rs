@@ -21,6 +21,8 @@ mod kernel;
 #[cfg(target_arch = "x86_64")]
 mod packing;
 #[cfg(target_arch = "x86_64")]
+mod panel;
+#[cfg(target_arch = "x86_64")]
 mod rounding;
 #[cfg(target_arch = "x86_64")]
 mod scales;

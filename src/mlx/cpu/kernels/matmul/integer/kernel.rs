@@ -5,7 +5,6 @@ use super::super::super::floats::Floats;
 use super::super::ahead::Coming;
 use super::super::matrix::{Matrix, Storage};
 use super::super::output::Output;
-use super::super::prepare::Scratch;
 use super::super::schedule::{Plan, Task};
 use super::super::simd::Simd;
 use super::super::{Matmul, MatmulError};
@@ -152,6 +151,22 @@ impl<'a> Integer<'a> {
         }
     }
 
+    /// `R` rows of x, from `first` among the plan's pairs on.
+    ///
+    /// # Safety
+    /// They exist.
+    #[inline(always)]
+    pub(super) unsafe fn x_rows<M: Mode, const R: usize>(&self, first: usize) -> [Row; R] {
+        let mut rows = [Row { values: std::ptr::null(), group: 0 }; R];
+        for (r, place) in rows.iter_mut().enumerate() {
+            let row = self.plan.pairs[first + r].x as usize;
+            // SAFETY: the caller's promise.
+            place.values = unsafe { self.x.values.add(4 * row * self.packing.rounded_words::<M>()) };
+            place.group = row * self.scales.groups;
+        }
+        rows
+    }
+
     /// Rows of weights from output `first` on, counted through all stacked matrices; rows past the last repeat it.
     #[inline(always)]
     pub(super) fn rows<const COUNT: usize>(&self, task: &Task, first: usize) -> [usize; COUNT] {
@@ -184,7 +199,9 @@ impl<'a> Integer<'a> {
     }
 }
 
-/// Memory for a task.
-pub(super) fn scratch(sizes: &[usize]) -> Scratch {
-    Scratch::take(sizes.iter().sum())
+/// What a row of x is to a task: its rounded activations, and the place of its first group's scale and sum.
+#[derive(Clone, Copy)]
+pub(super) struct Row {
+    pub(super) values: *const u8,
+    pub(super) group: usize,
 }

@@ -4,9 +4,10 @@
 
 use std::arch::x86_64::*;
 
+use super::super::super::prepare::Scratch;
 use super::super::super::schedule::Task;
 use super::super::super::simd::Avx2;
-use super::super::kernel::{Integer, scratch};
+use super::super::kernel::{Integer, Row};
 use super::super::packing::{LINE, Mode};
 use super::super::scales::MOST_GROUPS;
 use super::scales::transpose;
@@ -18,13 +19,6 @@ pub(in super::super) const FEW: usize = 8;
 pub(in super::super) const FEW_ROWS: usize = 2;
 /// Words that are unpacked at a time.
 const HALF: usize = 8;
-
-/// What a row of x is to a task: its activations, and where its groups' scales begin.
-#[derive(Clone, Copy)]
-struct Row {
-    values: *const u8,
-    group: usize,
-}
 
 impl Integer<'_> {
     /// All outputs of a task of at most [`FEW_ROWS`] rows.
@@ -52,16 +46,11 @@ impl Integer<'_> {
 
     #[target_feature(enable = "avx2,fma,f16c,bmi2")]
     unsafe fn eights<M: Mode, const BITS: usize, const WORDS: usize, const R: usize>(&self, task: &Task) {
-        let mut scratch = scratch(&[2 * MOST_GROUPS * FEW, R * FEW]);
+        let mut scratch = Scratch::take(2 * MOST_GROUPS * FEW + R * FEW);
         let scales = scratch.as_mut_ptr();
         let values = scales.add(2 * MOST_GROUPS * FEW);
         let row_words = self.packing.row_words();
-        let mut x = [Row { values: std::ptr::null(), group: 0 }; R];
-        for (r, x) in x.iter_mut().enumerate() {
-            let row = self.plan.pairs[task.first_pair + r].x as usize;
-            x.values = self.x.values.add(4 * row * self.packing.rounded_words::<M>());
-            x.group = row * self.scales.groups;
-        }
+        let x = self.x_rows::<M, R>(task.first_pair);
         for first in (task.first..task.last).step_by(FEW) {
             let rows: [usize; FEW] = self.rows(task, first);
             let mut from = [std::ptr::null(); FEW];

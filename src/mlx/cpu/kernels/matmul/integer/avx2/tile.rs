@@ -6,8 +6,9 @@ use std::arch::x86_64::*;
 use super::super::super::ahead::Coming;
 use super::super::super::schedule::Task;
 use super::super::super::simd::Avx2;
-use super::super::kernel::{Integer, scratch};
+use super::super::kernel::{Integer, Row};
 use super::super::packing::{LINE, Mode};
+use super::super::panel::{Room, SEGMENT, Step, tile_rows};
 use super::scales::transpose as transpose_scales;
 use super::vectors::{load, planes, transpose, unpack, weight};
 
@@ -15,23 +16,8 @@ use super::vectors::{load, planes, transpose, unpack, weight};
 pub(in super::super) const PANEL: usize = 16;
 /// Rows of x in a tile, times the digits of each.
 const TILE_ROWS: usize = 4;
-/// Columns of a segment of K, whole lines of weights: its panel takes 24 KB at most.
-const SEGMENT: usize = 768;
-/// The smallest group.
-const SMALLEST_GROUP: usize = 32;
 /// Words of nibbles whose products can be added up in 16 bits: 8 pairs of products of at most 15 and 128.
 const NARROW: usize = 4;
-
-/// Levels and scales for a segment of K and 16 outputs.
-struct Step {
-    /// `[words, 2, 16]`.
-    panel: *const u32,
-    /// `[groups, 16]`.
-    scales: *const f32,
-    biases: *const f32,
-    start: usize,
-    length: usize,
-}
 
 impl Integer<'_> {
     /// All outputs of a task.
@@ -50,20 +36,15 @@ impl Integer<'_> {
     unsafe fn small_panels<M: Mode, const BITS: usize>(&self, task: &Task) {
         let pairs = task.last_pair - task.first_pair;
         let (inputs, group) = (self.packing.inputs, self.packing.group);
-        let sizes = [SEGMENT / 2 * PANEL, SEGMENT / SMALLEST_GROUP * PANEL, SEGMENT / SMALLEST_GROUP * PANEL];
-        let mut scratch = scratch(&[sizes[0], sizes[1], sizes[2], pairs * PANEL]);
-        let panel = scratch.as_mut_ptr();
-        let scales = panel.add(sizes[0]);
-        let biases = scales.add(sizes[1]);
-        let values = biases.add(sizes[2]);
-        // Tiles of about the same number of rows.
-        let tile_rows = pairs.div_ceil(pairs.div_ceil(TILE_ROWS / planes::<M, BITS>()));
+        let room = Room::new(PANEL, 2, pairs);
+        let Room { panel, scales, biases, values, .. } = room;
+        let tile_rows = tile_rows(pairs, TILE_ROWS / planes::<M, BITS>());
         for first in (task.first..task.last).step_by(PANEL) {
             for start in (0..inputs).step_by(SEGMENT) {
                 let length = SEGMENT.min(inputs - start);
                 for half in [0, 8] {
                     let rows: [usize; 8] = self.rows(task, first + half);
-                    self.spread_eight::<BITS>(&rows, start, length, panel.add(half).cast());
+                    self.spread_eight::<BITS>(&rows, start, length, panel.add(half));
                     let (scales, biases) = (scales.add(half), biases.add(half));
                     transpose_scales(
                         &self.scales,
@@ -73,7 +54,7 @@ impl Integer<'_> {
                         PANEL,
                     );
                 }
-                let step = Step { panel: panel.cast(), scales, biases, start, length };
+                let step = Step { panel, scales, biases, start, length };
                 let mut coming = self.coming(task, (first, PANEL), (start, SEGMENT));
                 let groups = pairs.div_ceil(tile_rows) * (length / group);
                 let lines = (PANEL * coming.lines).div_ceil(groups);
@@ -140,11 +121,9 @@ impl Integer<'_> {
         let mut x = [std::ptr::null::<i32>(); R];
         let mut x_groups = [0; R];
         let mut totals = [[_mm256_setzero_ps(); 2]; R];
-        for r in 0..R {
-            let row = self.plan.pairs[at + r].x as usize;
-            let from = self.x.values.add(4 * row * packing.rounded_words::<M>());
+        for (r, Row { values: from, group }) in self.x_rows::<M, R>(at).into_iter().enumerate() {
             x[r] = from.cast::<i32>().add(step.start * BITS / 32 / LINE * line_words);
-            x_groups[r] = row * self.scales.groups + step.start / packing.group;
+            x_groups[r] = group + step.start / packing.group;
             if step.start > 0 {
                 totals[r] =
                     [_mm256_loadu_ps(values.add(r * PANEL)), _mm256_loadu_ps(values.add(r * PANEL + 8))];

@@ -6,9 +6,10 @@
 
 use std::arch::x86_64::*;
 
+use super::super::super::prepare::Scratch;
 use super::super::super::schedule::Task;
 use super::super::super::simd::Avx512;
-use super::super::kernel::{Integer, scratch};
+use super::super::kernel::{Integer, Row};
 use super::super::packing::{LINE, Mode};
 use super::super::scales::MOST_GROUPS;
 use super::scales::transpose;
@@ -18,13 +19,6 @@ use super::vectors::{sum_fours, transpose_lanes, unpack};
 pub(in super::super) const FEW: usize = 16;
 /// The most rows of x for which unpacking weights anew is cheaper than a panel of them.
 pub(in super::super) const FEW_ROWS: usize = 3;
-
-/// What a row of x is to a task: its activations, and where its groups' scales begin.
-#[derive(Clone, Copy)]
-struct Row {
-    values: *const u8,
-    group: usize,
-}
 
 /// 16 rows of weights.
 struct Sixteen {
@@ -62,15 +56,10 @@ impl Integer<'_> {
 
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c,bmi2")]
     unsafe fn sixteens<M: Mode, const PARTS: usize, const WORDS: usize, const R: usize>(&self, task: &Task) {
-        let mut scratch = scratch(&[2 * MOST_GROUPS * FEW, R * FEW]);
+        let mut scratch = Scratch::take(2 * MOST_GROUPS * FEW + R * FEW);
         let scales = scratch.as_mut_ptr();
         let values = scales.add(2 * MOST_GROUPS * FEW);
-        let mut x = [Row { values: std::ptr::null(), group: 0 }; R];
-        for (r, x) in x.iter_mut().enumerate() {
-            let row = self.plan.pairs[task.first_pair + r].x as usize;
-            x.values = self.x.values.add(4 * row * self.packing.rounded_words::<M>());
-            x.group = row * self.scales.groups;
-        }
+        let x = self.x_rows::<M, R>(task.first_pair);
         for first in (task.first..task.last).step_by(FEW) {
             let rows = self.rows(task, first);
             let from: *const u8 = self.words.add(rows[0] * self.packing.row_words()).cast();
@@ -82,7 +71,7 @@ impl Integer<'_> {
             for group in (0..self.scales.groups).step_by(MOST_GROUPS) {
                 let count = MOST_GROUPS.min(self.scales.groups - group);
                 let biases = scales.add(MOST_GROUPS * FEW);
-                transpose(&self.scales, &sixteen.rows, (group, count), (scales, biases), FEW, coming);
+                transpose(&self.scales, &sixteen.rows, (group, count), (scales, biases), FEW, Some(coming));
                 let mut open = [_mm512_setzero_si512(); R];
                 let last = ((group + count) * WORDS).div_ceil(LINE);
                 for line in group * WORDS / LINE..last {

@@ -11,7 +11,7 @@ pub(super) const FETCHES: usize = 4;
 
 /// Writes the scales of `count` groups from `first` on of some rows as f32: lane `i` of
 /// those at `scales + group * stride` is row `i`'s. The biases likewise. Meanwhile, [`FETCHES`] cache lines for each 8
-/// groups of each are asked for, which follow each other at `coming` as the groups do.
+/// groups of each are asked for, which follow each other from `coming` on as the groups do.
 ///
 /// # Safety
 /// The processor has AVX-512 (F, BW, DQ, VL); rows and groups exist, and there is room for them.
@@ -22,14 +22,16 @@ pub(super) unsafe fn transpose(
     (first, count): (usize, usize),
     (scales, biases): (*mut f32, *mut f32),
     stride: usize,
-    coming: *const u8,
+    coming: Option<*const u8>,
 ) {
     let each = if let ScaleType::F32 = table.kind { 4 } else { 8 };
     for (index, (base, to)) in [(table.scales, scales), (table.biases, biases)].into_iter().enumerate() {
         for at in (0..count).step_by(each) {
-            let line = ((first + at) / 8 * 2 + index) * FETCHES;
-            for line in line..line + FETCHES {
-                _mm_prefetch::<_MM_HINT_T1>(coming.wrapping_add(line * 64).cast());
+            if let Some(coming) = coming {
+                let line = ((first + at) / 8 * 2 + index) * FETCHES;
+                for line in line..line + FETCHES {
+                    _mm_prefetch::<_MM_HINT_T1>(coming.wrapping_add(line * 64).cast());
+                }
             }
             let mut from = [std::ptr::null(); 16];
             for (from, row) in from.iter_mut().zip(rows) {

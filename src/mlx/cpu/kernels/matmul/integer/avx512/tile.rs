@@ -6,8 +6,9 @@ use std::arch::x86_64::*;
 use super::super::super::ahead::Coming;
 use super::super::super::schedule::Task;
 use super::super::super::simd::Avx512;
-use super::super::kernel::{Integer, scratch};
+use super::super::kernel::{Integer, Row};
 use super::super::packing::{LINE, Mode};
+use super::super::panel::{Room, SEGMENT, Step, tile_rows};
 use super::scales::transpose;
 use super::vectors::{columns, unpack};
 
@@ -17,22 +18,6 @@ pub(in super::super) const PANEL: usize = 32;
 const TILE_ROWS: usize = 6;
 /// Up to so many rows of x, there are registers for each sum in two parts.
 const APART: usize = 4;
-/// Columns of a segment of K, whole lines of weights: its panel takes 24 KB.
-const SEGMENT: usize = 768;
-/// The smallest group.
-const SMALLEST_GROUP: usize = 32;
-
-/// Levels and scales for a segment of K and 32 outputs.
-struct Step {
-    /// `[words, parts, 32]`.
-    panel: *const u32,
-    /// `[groups, 32]`.
-    scales: *const f32,
-    biases: *const f32,
-    start: usize,
-    length: usize,
-}
-
 impl Integer<'_> {
     /// All outputs of a task.
     ///
@@ -50,26 +35,20 @@ impl Integer<'_> {
     unsafe fn panels<M: Mode, const PARTS: usize>(&self, task: &Task) {
         let pairs = task.last_pair - task.first_pair;
         let (inputs, group) = (self.packing.inputs, self.packing.group);
-        let sizes = [SEGMENT / 4 * PANEL, SEGMENT / SMALLEST_GROUP * PANEL, SEGMENT / SMALLEST_GROUP * PANEL];
-        let mut scratch = scratch(&[sizes[0], sizes[1], sizes[2], pairs * PANEL]);
-        let panel = scratch.as_mut_ptr();
-        let scales = panel.add(sizes[0]);
-        let biases = scales.add(sizes[1]);
-        let values = biases.add(sizes[2]);
-        // Tiles of about the same number of rows.
-        let tile_rows = pairs.div_ceil(pairs.div_ceil(TILE_ROWS));
+        let room = Room::new(PANEL, 4, pairs);
+        let Room { panel, scales, biases, values, .. } = room;
+        let tile_rows = tile_rows(pairs, TILE_ROWS);
         for first in (task.first..task.last).step_by(PANEL) {
             for start in (0..inputs).step_by(SEGMENT) {
                 let length = SEGMENT.min(inputs - start);
                 for half in [0, 16] {
                     let rows = self.rows(task, first + half);
-                    self.spread::<PARTS>(&rows, start, length, panel.add(half).cast());
+                    self.spread::<PARTS>(&rows, start, length, panel.add(half));
                     let groups = (start / group, length / group);
                     let (scales, biases) = (scales.add(half), biases.add(half));
-                    let next = self.words.wrapping_add((rows[0] + PANEL) * self.packing.row_words());
-                    transpose(&self.scales, &rows, groups, (scales, biases), PANEL, next.cast());
+                    transpose(&self.scales, &rows, groups, (scales, biases), PANEL, None);
                 }
-                let step = Step { panel: panel.cast(), scales, biases, start, length };
+                let step = Step { panel, scales, biases, start, length };
                 let mut coming = self.coming(task, (first, PANEL), (start, SEGMENT));
                 let groups = pairs.div_ceil(tile_rows) * (length / group);
                 let lines = (PANEL * coming.lines).div_ceil(groups);
@@ -136,17 +115,15 @@ impl Integer<'_> {
         lines: usize,
     ) {
         let packing = self.packing;
-        let (groups, group_words) = (self.scales.groups, packing.group / (4 * PARTS));
+        let group_words = packing.group / (4 * PARTS);
         let line_words = M::PLANES * PARTS * LINE;
         let start_line = step.start / (4 * PARTS) / LINE;
         let mut x = [std::ptr::null::<i32>(); R];
         let mut x_groups = [0; R];
         let mut totals = [[_mm512_setzero_ps(); 2]; R];
-        for r in 0..R {
-            let row = self.plan.pairs[at + r].x as usize;
-            let from = self.x.values.add(4 * row * packing.rounded_words::<M>());
+        for (r, Row { values: from, group }) in self.x_rows::<M, R>(at).into_iter().enumerate() {
             x[r] = from.cast::<i32>().add(start_line * line_words);
-            x_groups[r] = row * groups + step.start / packing.group;
+            x_groups[r] = group + step.start / packing.group;
             if step.start > 0 {
                 totals[r][0] = _mm512_loadu_ps(values.add(r * PANEL));
                 totals[r][1] = _mm512_loadu_ps(values.add(r * PANEL + 16));
@@ -177,6 +154,7 @@ impl Integer<'_> {
             _mm512_storeu_ps(values.add(r * PANEL + 16), totals[r][1]);
         }
     }
+
     /// Sums of products over a group, one digit of the activations after the other.
     #[inline(always)]
     unsafe fn products<M: Mode, const PARTS: usize, const R: usize>(
